@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import pytest
 from msgspec import Raw
 
+from miniq.broker import Broker
 from miniq.errors import NoSpace, StoreFailed, StoreUnavailable
+from miniq.message import Draft
 from miniq.schedule import Definition
 from miniq.store.embedded import folder
+from miniq.store.embedded import log as commit_log
+from miniq.store.embedded.log import CommitLog
+from miniq.store.embedded.logged import LoggedKV
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import FrozenClock
 from tests.kit import bodies, draft, drain, leases, send, states
@@ -180,3 +188,66 @@ async def test_a_disk_that_cannot_be_asked_for_its_space_is_unreachable(
             with pytest.raises(StoreUnavailable, match="is unreachable: Input/output error"):
                 await broker.send("q", [draft("x" * 2000)] * 1000)
         await send(broker, "q", "taken")
+
+
+def refuse_segments(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def fill(self: CommitLog, size: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(CommitLog, "_fill", fill)
+    monkeypatch.setattr(commit_log, "RETRY", 0.0)
+
+
+async def fill_half_a_segment(broker: Broker) -> None:
+    await broker.send("q", [Draft(b"x" * 2000, "text/plain") for _ in range(80)])
+    commit = cast(EmbeddedStore, broker.store)._kv
+    await asyncio.to_thread(cast(LoggedKV, commit)._log._spare.join)  # type: ignore[union-attr]
+
+
+async def test_a_disk_without_room_for_the_next_segment_of_the_log_refuses_sends_until_there_is(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url) as broker:
+        with monkeypatch.context() as full:
+            refuse_segments(full, errno.ENOSPC)
+            await fill_half_a_segment(broker)
+            with pytest.raises(NoSpace, match="too few for the commit log"):
+                await broker.send("q", [Draft(b"x" * 1_000_000, "text/plain")] * 2)
+            got = await broker.receive("q", max=3)
+            assert await broker.ack("q", leases(got)) == ["done"] * 3
+        with pytest.raises(NoSpace):  # which tries the next segment again
+            await send(broker, "q", "x")
+        for _ in range(1000):
+            with suppress(NoSpace):
+                await send(broker, "q", "room again")
+                break
+            await asyncio.sleep(0.01)
+        assert (await broker.queue("q")).counts.total == 78
+    async with opened(url) as broker:
+        assert (await broker.queue("q")).counts.total == 78
+
+
+async def test_an_error_of_the_disk_while_a_segment_is_made_is_final(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(url) as broker:
+        with monkeypatch.context() as broken:
+            refuse_segments(broken, errno.EIO)
+            await fill_half_a_segment(broker)
+            with pytest.raises(StoreFailed, match="Input/output error"):
+                await send(broker, "q", "x")
+            with pytest.raises(StoreFailed):
+                await broker.receive("q")
+    async with opened(url) as broker:
+        assert (await broker.queue("q")).counts.total == 80
+
+
+async def test_a_full_disk_does_not_keep_a_store_from_being_closed(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        async with opened(url) as broker:
+            await send(broker, "q", "x")
+            refuse_segments(full, errno.ENOSPC)
+    async with opened(url) as broker:
+        assert (await broker.queue("q")).counts.total == 1

@@ -57,6 +57,8 @@ class CommitLog:
         self._spare_error: OSError | None = None
         """Why the last attempt to make the next segment failed."""
         self._tried = 0.0
+        self._sparing = threading.Lock()
+        """Held by the one that makes a segment of the spare file, or begins to make that."""
         self._lock = threading.Lock()
         self._full = tail.segments[:-1]
         """Segments that are no longer written to."""
@@ -136,19 +138,25 @@ class CommitLog:
     def close(self, applied: int) -> None:
         """Close the log. If the engine has all of it on disk, a small segment without changes remains."""
         try:
-            self._wait_for_spare()
-            self._remove(_SPARE)
+            with self._sparing:
+                self._wait_for_spare()
+                self._remove(_SPARE)
+            self._sync_rest()
             if applied == self.last and self._at > START:
-                self._begin_segment(SMALLEST, smallest=True)
-            else:
-                self._sync_rest()
+                try:
+                    self._begin_segment(SMALLEST, smallest=True)
+                except OSError as error:
+                    if error.errno not in _FULL:
+                        raise
+                    self._remove(_SPARE)
             self.release(applied)
         finally:
             self._close_files()
 
     def abandon(self) -> None:
         """Close the log as it is, after a failure."""
-        self._wait_for_spare()
+        with self._sparing:
+            self._wait_for_spare()
         self._close_files()
 
     # Segments
@@ -159,19 +167,20 @@ class CommitLog:
         size = max(size, START + needed + segments.padded(0))
         if self.number:
             self._sync_rest()
-        self._wait_for_spare()
-        if self._spare_size() < size or smallest:
-            self._remove(_SPARE)
-            self._fill(size)
-            self._spare_error = None
-        size = self._spare_size()
-        file = os.open(_SPARE, os.O_WRONLY | os.O_DSYNC | os.O_CLOEXEC, dir_fd=self._handle)
-        try:
-            _write(file, [segments.encode_opening(Opening(self.number + 1, self.last + 1, size, self._chain))], 0)
-        finally:
-            os.close(file)
-        os.rename(_SPARE, segments.file_name(self.number + 1), src_dir_fd=self._handle, dst_dir_fd=self._handle)
-        os.fsync(self._handle)
+        with self._sparing:
+            self._wait_for_spare()
+            if self._spare_size() < size or smallest:
+                self._remove(_SPARE)
+                self._fill(size)
+                self._spare_error = None
+            size = self._spare_size()
+            file = os.open(_SPARE, os.O_WRONLY | os.O_DSYNC | os.O_CLOEXEC, dir_fd=self._handle)
+            try:
+                _write(file, [segments.encode_opening(Opening(self.number + 1, self.last + 1, size, self._chain))], 0)
+            finally:
+                os.close(file)
+            os.rename(_SPARE, segments.file_name(self.number + 1), src_dir_fd=self._handle, dst_dir_fd=self._handle)
+            os.fsync(self._handle)
         if self.number:
             if seals:
                 seal = segments.encode_header(SEAL, 0, 0, self.last, self.last, crc32(b"", self._chain)) + END
@@ -206,7 +215,7 @@ class CommitLog:
         error = self._spare_error
         if error is not None and error.errno in _FULL and monotonic() > self._tried + RETRY:
             self._make_spare()
-        return error is not None
+        return error is not None and error.errno in _FULL
 
     def _make_spare(self) -> None:
         """Make the next segment in the background."""
@@ -219,17 +228,19 @@ class CommitLog:
             except OSError as error:
                 self._spare_error = error
 
-        with self._lock:
-            if self._spare is None or not self._spare.is_alive():
-                self._tried = monotonic()
-                self._spare = threading.Thread(target=make, name="miniq-segment", daemon=True)
-                self._spare.start()
+        if self._sparing.acquire(blocking=False):  # otherwise a segment is being begun
+            try:
+                if self._spare is None or not self._spare.is_alive():
+                    self._tried = monotonic()
+                    self._spare = threading.Thread(target=make, name="miniq-segment", daemon=True)
+                    self._spare.start()
+            finally:
+                self._sparing.release()
 
     def _wait_for_spare(self) -> None:
-        with self._lock:
-            spare, self._spare = self._spare, None
-            if spare is not None:
-                spare.join()
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.join()
 
     def _fill(self, size: int) -> None:
         """Make the spare, a file of zeros on disk, a part at a time, so that no long write delays those of the log."""

@@ -209,5 +209,7 @@ class LoggedKV:
                 self._log.close(self._applied)
             else:
                 self._log.abandon()
+        except OSError as error:
+            raise StoreFailed(f"store: {self._folder}: {error.strerror}", field="store") from error
         finally:
             self._engine.close()

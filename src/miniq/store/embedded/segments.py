@@ -19,7 +19,6 @@ missing sector is all zeros. That is how a torn write differs from damage:
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections.abc import Iterator
@@ -150,13 +149,12 @@ class LogReader:
         for number in found:
             path = os.path.join(self._folder, file_name(number))
             with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < START:
-                    raise corrupt(path, f"its size is {size} B")
-                with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as raw:
-                    yield from self._read(path, number, raw, is_last=number == found[-1])
+                raw = file.read()  # not mapped: an error of the disk would end the process
+            if len(raw) < START:
+                raise corrupt(path, f"its size is {len(raw)} B")
+            yield from self._read(path, number, raw, is_last=number == found[-1])
 
-    def _read(self, path: str, number: int, raw: mmap.mmap, is_last: bool) -> Iterator[tuple[int, bytes]]:
+    def _read(self, path: str, number: int, raw: bytes, is_last: bool) -> Iterator[tuple[int, bytes]]:
         opening = _decode_opening(path, raw)
         self._follow(path, number, opening)
         if len(raw) != opening.size:
@@ -199,7 +197,7 @@ class LogReader:
         elif (number, opening.first, opening.chain) != (before.number + 1, tail.change + 1, tail.chain):
             raise corrupt(path, f"it does not continue the segment before it, which ends with change {tail.change}")
 
-    def _payload(self, path: str, raw: mmap.mmap, header: tuple[int, int, int, int, int, int]) -> bytes | None:
+    def _payload(self, path: str, raw: bytes, header: tuple[int, int, int, int, int, int]) -> bytes | None:
         """The payload of the record at the end of what was read; None if it is torn."""
         kind, is_masked, length, change, _, checksum = header
         at = self.tail.at
@@ -216,7 +214,7 @@ class LogReader:
             raise corrupt(path, f"the record at byte {at}, change {change}, has a wrong checksum")
         return None
 
-    def _require_torn(self, path: str, raw: mmap.mmap) -> None:
+    def _require_torn(self, path: str, raw: bytes) -> None:
         """Raise if a record after the end says that the log had gone on there, on disk."""
         at = self.tail.at
         while (at := raw.find(MAGIC, at)) >= 0:
@@ -244,14 +242,14 @@ def verify(folder: str, oldest: int, newest: int) -> None:
         pass
 
 
-def _decode_opening(path: str, raw: mmap.mmap) -> Opening:
+def _decode_opening(path: str, raw: bytes) -> Opening:
     magic, number, first, size, chain, checksum = _OPENING.unpack_from(raw, 0)
     if magic != _OPENING_MAGIC or crc32(raw[: _OPENING.size - 4]) != checksum:
         raise corrupt(path, "its header has a wrong checksum")
     return Opening(number, first, size, chain)
 
 
-def _decode_header(path: str, raw: mmap.mmap, at: int) -> tuple[int, int, int, int, int, int] | None:
+def _decode_header(path: str, raw: bytes, at: int) -> tuple[int, int, int, int, int, int] | None:
     """Kind, masked or not, length, change, durable and checksum of a record; None if there is none."""
     if at + RECORD.size > len(raw):
         return None
@@ -266,7 +264,7 @@ def _decode_header(path: str, raw: mmap.mmap, at: int) -> tuple[int, int, int, i
     return kind, is_masked, length, change, durable, checksum
 
 
-def _lacks_sector(raw: mmap.mmap, start: int, end: int) -> bool:
+def _lacks_sector(raw: bytes, start: int, end: int) -> bool:
     """Whether a sector between two places is all zeros."""
     at = start
     while at < end:
@@ -277,7 +275,7 @@ def _lacks_sector(raw: mmap.mmap, start: int, end: int) -> bool:
     return False
 
 
-def _is_zero(raw: mmap.mmap, at: int) -> bool:
+def _is_zero(raw: bytes, at: int) -> bool:
     """Whether all is zeros from a place on."""
     while at < len(raw):
         part = raw[at : at + 1024 * 1024]
