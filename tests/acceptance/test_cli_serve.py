@@ -219,6 +219,32 @@ def test_a_signal_at_a_bad_moment_of_the_start_ends_it(tmp_path: Path, name: str
         assert again.url
 
 
+DROPPED = """
+import signal, time, weakref
+import miniq_command
+from miniq.cli import root
+
+class Gone:
+    pass
+
+def main(*args, **options):
+    gone = Gone()
+    ref = weakref.ref(gone, lambda _: signal.raise_signal(signal.SIGINT))
+    del gone
+    time.sleep(20)
+
+root.root.main = main
+miniq_command.main()
+"""
+
+
+def test_ctrl_c_where_python_drops_exceptions_is_not_lost(tmp_path: Path) -> None:
+    """As in the callbacks of imports."""
+    command = [sys.executable, "-c", DROPPED]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=60)
+    assert (ended.returncode, ended.stderr) == (1, "miniq: interrupted\n")
+
+
 def test_ctrl_c_at_any_moment_of_the_start_ends_it_without_a_traceback(tmp_path: Path) -> None:
     codes = set()
     for step in range(16):

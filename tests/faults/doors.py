@@ -112,6 +112,8 @@ class HttpDoor(Door):
         b"PUT /v1/queues/q HTTP/1.1\r\nhost: x\r\ncontent-length: 18\r\n\r\n" + b'{"history":"full"}',
         b"POST /v1/queues/q/messages HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\na\r\n"
         b'{"body":1}\r\n0\r\n\r\n',
+        b"GET /v1/events HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\na\r\r\n",
+        b"GET /metrics HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\na\r\r\n",
         b"POST /v1/queues/q/messages HTTP/1.1\r\nhost: x\r\ncontent-type: application/vnd.apache.arrow.stream\r\n"
         b"content-length: 8\r\n\r\n\xff\xff\xff\xff\x00\x00\x00\x00",
     )  # fmt: skip

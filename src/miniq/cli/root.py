@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import importlib
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 import click
@@ -135,9 +137,19 @@ def main(args: list[str] | None = None) -> None:
     numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     for number in numbers:
         signal.signal(number, signal.default_int_handler)
+    sys.unraisablehook = _repeat_interrupt
     code = run(args)
     ignore_interrupts()
     sys.exit(code)
+
+
+def _repeat_interrupt(unraisable: sys.UnraisableHookArgs) -> None:
+    """Deliver a Ctrl-C again that came where Python drops exceptions: in a destructor or a callback, such as those of
+    imports."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        threading.Timer(0.01, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def run(args: list[str] | None = None) -> int:

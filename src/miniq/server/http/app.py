@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
@@ -25,6 +25,7 @@ from miniq.server.http import console, event_stream, manual, openapi, prometheus
 from miniq.server.http.aws.wire import AwsWire
 from miniq.server.http.guard import Guard, GuardedApp
 from miniq.server.http.long_poll import while_connected
+from miniq.server.http.streaming import StreamingAnswer
 from miniq.server.operations import (
     OPERATIONS,
     READERS,
@@ -155,7 +156,7 @@ class HttpApp:
             if operation.reply.shape is None:
                 return Response(status_code=operation.status)
             if isinstance(reply, Streamed):
-                return StreamingResponse(reply.pieces, operation.status, reply.headers, reply.media)
+                return StreamingAnswer(reply.pieces, operation.status, reply.headers, reply.media)
             return Response(codec.encode(reply, out), operation.status, media_type=codec.MEDIA[out])
 
         endpoint.__name__ = operation.name
@@ -176,7 +177,7 @@ class HttpApp:
 
     async def _metrics(self, request: HTTPRequest) -> Response:
         authorise_read(self._broker, request)
-        return StreamingResponse(await prometheus.render(self._broker), media_type=prometheus.CONTENT_TYPE)
+        return StreamingAnswer(await prometheus.render(self._broker), media_type=prometheus.CONTENT_TYPE)
 
     async def _report(self, request: HTTPRequest) -> Response:
         authorise_read(self._broker, request)

@@ -54,7 +54,12 @@ class AsgiCycle(RequestResponseCycle):
             message = await super().receive()
             if self.error is None or self.disconnected or self.response_complete:
                 return message
-        raise self.error
+        if not self.response_started:
+            raise self.error
+        while not self.disconnected and not self.response_complete:
+            await self.message_event.wait()
+            self.message_event.clear()
+        return {"type": "http.disconnect"}
 
 
 Request = Cycle | AsgiCycle

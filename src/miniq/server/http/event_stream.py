@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request as HTTPRequest
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from miniq import dispatch
@@ -21,6 +21,7 @@ from miniq.broker import Broker, rules
 from miniq.broker.trends import QueueStats
 from miniq.dispatch import OWNER, Caller
 from miniq.errors import MiniQError, TooManyStreams
+from miniq.server.http.streaming import StreamingAnswer
 from miniq.server.operations import BY_NAME, Request, authorise, bearer, check_query, integer, seconds
 
 PARAMETERS = {"interval": float, "queue": str, "count": int}
@@ -47,7 +48,7 @@ async def listen(broker: Broker, http: HTTPRequest) -> Response:
     return _EventStream(broker, _events(broker, request, first, interval, count))
 
 
-class _EventStream(StreamingResponse):
+class _EventStream(StreamingAnswer):
     """A stream that is counted until it ends."""
 
     def __init__(self, broker: Broker, events: AsyncIterator[bytes]) -> None:
