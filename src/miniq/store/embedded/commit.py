@@ -39,7 +39,14 @@ class Batch(Struct, eq=False):
 class GroupCommit:
     """Writes batches one after the other."""
 
-    def __init__(self, write: Write, durable: bool, catch_up: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        write: Write,
+        durable: bool,
+        catch_up: Callable[[], None] = lambda: None,
+        cause: Callable[[], StoreFailed | None] = lambda: None,
+    ) -> None:
+        """`catch_up` is called after each batch was confirmed, and `cause` when one could not be written."""
         self.batch = Batch()
         self.complete: Callable[[Batch], None] = lambda batch: None
         """Adds records that are written once per batch, such as counters."""
@@ -52,6 +59,7 @@ class GroupCommit:
         self._write = write
         self._durable = durable
         self._catch_up = catch_up
+        self._cause = cause
         self._busy: Batch | None = None
         self._scheduled = False
         self._alone = True
@@ -186,7 +194,7 @@ class GroupCommit:
 
     def _fail_late(self, error: StoreError) -> None:
         if self.failed is None:
-            self.fail(_final(error))
+            self.fail(self._cause() or _final(error))
 
     def _attempt(self, batch: Batch, sync: bool) -> StoreError | None:
         try:
@@ -199,7 +207,7 @@ class GroupCommit:
 
     def _finish(self, batch: Batch, error: StoreError | None) -> None:
         if error is not None and self.failed is None:
-            self.fail(_final(error))
+            self.fail(self._cause() or _final(error))
         self._busy = None
         if self.failed is not None:
             return

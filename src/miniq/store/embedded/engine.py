@@ -221,7 +221,8 @@ class RocksEngine:
         put(keys.APPLIED, number.to_bytes(8))
         try:
             self._db.write(batch, self._patient if wait else self._impatient)
-            self.extent.follow()
+            if os.lseek(self.extent.manifest, 0, os.SEEK_END) != self.extent.note.length:
+                self.extent.follow()
         except Exception as error:
             if not wait and "incomplete" in str(error).lower():
                 return False
@@ -348,7 +349,8 @@ class LevelEngine:
                     batch.put(key, value)
             batch.put(keys.APPLIED, number.to_bytes(8))
             batch.write()
-            self.extent.follow()
+            if os.lseek(self.extent.manifest, 0, os.SEEK_END) != self.extent.note.length:
+                self.extent.follow()
         return True
 
     def flush(self) -> None:

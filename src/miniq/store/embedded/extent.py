@@ -82,20 +82,18 @@ class Extent:
     def __init__(self, data: str) -> None:
         number = current(data)
         assert number is not None  # noqa: S101
-        self._manifest = os.open(manifest_path(data, number), os.O_RDONLY | os.O_CLOEXEC)
+        self.manifest = os.open(manifest_path(data, number), os.O_RDONLY | os.O_CLOEXEC)
         self._file = os.open(os.path.join(data, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.note = Note(boot_id(), number, 0, 0)
         self._following = threading.Lock()
         self.follow()
 
     def follow(self) -> None:
-        """Note that the manifest has grown, if it has."""
-        if os.lseek(self._manifest, 0, os.SEEK_END) == self.note.length:
-            return
+        """Note how long the manifest is. Callers look first whether `manifest` is longer than noted."""
         with self._following:
-            note, length = self.note, os.lseek(self._manifest, 0, os.SEEK_END)
-            os.fdatasync(self._manifest)  # the engine may be about to
-            note.checksum = crc32(os.pread(self._manifest, length - note.length, note.length), note.checksum)
+            note, length = self.note, os.lseek(self.manifest, 0, os.SEEK_END)
+            os.fdatasync(self.manifest)  # the engine may be about to
+            note.checksum = crc32(os.pread(self.manifest, length - note.length, note.length), note.checksum)
             note.length = length
             os.pwrite(self._file, encode(note), 0)
             os.fdatasync(self._file)
@@ -116,7 +114,7 @@ class Extent:
             self.follow()
         finally:
             os.close(self._file)
-            os.close(self._manifest)
+            os.close(self.manifest)
 
 
 def boot_id() -> bytes:

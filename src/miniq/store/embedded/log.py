@@ -16,7 +16,20 @@ from time import monotonic
 from zlib import crc32
 
 from miniq.store.embedded import segments
-from miniq.store.embedded.segments import CHANGE, END, RECORD, SEAL, START, Opening, Read, Tail
+from miniq.store.embedded.segments import (
+    ALIGNMENT,
+    CHANGE,
+    END,
+    HEADER,
+    MAGIC,
+    RECORD,
+    SEAL,
+    START,
+    ZEROS,
+    Opening,
+    Read,
+    Tail,
+)
 
 KIB, MIB = 1024, 1024 * 1024
 SMALLEST = 256 * KIB
@@ -29,7 +42,11 @@ UNSYNCED = 1 * MIB
 RETRY = 1.0
 """Seconds until the next segment is tried again on a full disk."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_PADDING = bytes(segments.ALIGNMENT)
+_SEAL = segments.padded(0)
+"""Bytes that are kept for the seal of a segment."""
+_ENDS = [END + bytes(size - 1) for size in range(1, ALIGNMENT + 1)]
+"""By the number of bytes after a payload."""
+_ENDS.insert(0, b"")
 _SPARE = "spare"
 _CHUNK = bytes(1 * MIB)
 
@@ -97,23 +114,28 @@ class CommitLog:
         """Write a change, to disk if `sync`; return its number."""
         if self._spare_error is not None and self._spare_error.errno not in _FULL:
             raise self._spare_error
-        is_masked, payload = segments.masked(payload)
-        size = segments.padded(len(payload))
-        if self._at + size + segments.padded(0) > self._size:
+        is_masked = ZEROS in payload
+        if is_masked:
+            payload = segments.masked(payload)
+        length = len(payload)
+        size = (HEADER + length + ALIGNMENT) // ALIGNMENT * ALIGNMENT
+        if self._at + size + _SEAL > self._size:
             self._begin_segment(size)
         change = self.last + 1
         chain = crc32(payload, self._chain)
-        header = segments.encode_header(CHANGE, is_masked, len(payload), change, self._on_disk, chain)
-        parts = [header, payload, END, _PADDING[: size - RECORD.size - len(payload) - len(END)]]
+        header = RECORD.pack(MAGIC, CHANGE, is_masked, length, change, self._on_disk, chain)
+        parts = [header, crc32(header).to_bytes(4, "little"), payload, _ENDS[size - HEADER - length]]
         if sync and self._durable:
-            start = self._at - len(self._unsynced)
-            if self._unsynced:
+            before = len(self._unsynced)
+            if before:
                 parts.insert(0, bytes(self._unsynced))
-            _write(self._sync, parts, start)
+            if (written := os.pwritev(self._sync, parts, self._at - before)) < before + size:
+                _write_rest(self._sync, parts, self._at - before, written)
             self._unsynced.clear()
             self._on_disk = change
         else:
-            _write(self._lazy, parts, self._at)
+            if (written := os.pwritev(self._lazy, parts, self._at)) < size:
+                _write_rest(self._lazy, parts, self._at, written)
             if self._durable:
                 self._unsynced += b"".join(parts)
                 if len(self._unsynced) > UNSYNCED:
@@ -164,7 +186,7 @@ class CommitLog:
     def _begin_segment(self, needed: int, smallest: bool = False, seals: bool = True) -> None:
         """Continue in a new segment. The old one is on disk before the new one exists, and sealed after."""
         size = SMALLEST if smallest or not self.number else min(max(self._size * GROWTH, SMALLEST), LARGEST)
-        size = max(size, START + needed + segments.padded(0))
+        size = max(size, START + needed + _SEAL)
         if self.number:
             self._sync_rest()
         with self._sparing:
@@ -176,15 +198,15 @@ class CommitLog:
             size = self._spare_size()
             file = os.open(_SPARE, os.O_WRONLY | os.O_DSYNC | os.O_CLOEXEC, dir_fd=self._handle)
             try:
-                _write(file, [segments.encode_opening(Opening(self.number + 1, self.last + 1, size, self._chain))], 0)
+                os.pwrite(file, segments.encode_opening(Opening(self.number + 1, self.last + 1, size, self._chain)), 0)
             finally:
                 os.close(file)
             os.rename(_SPARE, segments.file_name(self.number + 1), src_dir_fd=self._handle, dst_dir_fd=self._handle)
             os.fsync(self._handle)
         if self.number:
             if seals:
-                seal = segments.encode_header(SEAL, 0, 0, self.last, self.last, crc32(b"", self._chain)) + END
-                _write(self._sync, [seal], self._at)
+                seal = RECORD.pack(MAGIC, SEAL, False, 0, self.last, self.last, self._chain)
+                os.pwrite(self._sync, seal + crc32(seal).to_bytes(4, "little") + END, self._at)
             with self._lock:
                 self._full.append(Read(self.number, self._size, self.last))
         self._at = START
@@ -271,11 +293,8 @@ class CommitLog:
         self._sync = self._lazy = self._handle = -1
 
 
-def _write(file: int, parts: list[bytes], at: int) -> None:
-    """Write all of it at a place, in one call unless the system writes less."""
-    size = sum(map(len, parts))
-    written = os.pwritev(file, parts, at)
-    if written < size:
-        rest = b"".join(parts)
-        while written < size:
-            written += os.pwrite(file, memoryview(rest)[written:], at + written)
+def _write_rest(file: int, parts: list[bytes], at: int, written: int) -> None:
+    """Write what the system left when it wrote less than it was given."""
+    rest = memoryview(b"".join(parts))
+    while written < len(rest):
+        written += os.pwrite(file, rest[written:], at + written)

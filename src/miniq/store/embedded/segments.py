@@ -34,12 +34,14 @@ NAME = "log"
 SUFFIX = ".segment"
 SECTOR = 512
 ALIGNMENT = 32
-"""Divides `SECTOR`, and is the size of the header of a record."""
+"""Divides `SECTOR`, and is not less than `HEADER`, so that no header crosses sectors."""
 START = 64
 """Where the first record of a segment begins."""
-RECORD = struct.Struct("<2sBBIQQII")
+RECORD = struct.Struct("<2sBBIQQI")
 """Magic, kind, whether it is masked, length of the payload, change, change up to which the log is on disk, checksum of
-the payload, checksum of this header."""
+the payload. The checksum of these follows."""
+HEADER = 32
+"""Bytes of both."""
 MAGIC = b"MQ"
 CHANGE, SEAL = 1, 2
 END = b"\xe5"
@@ -48,7 +50,7 @@ _OPENING = struct.Struct("<8sQQQII")
 """Magic, number of the segment, its first change, size of the file, checksum of the record before, checksum of this
 header."""
 _OPENING_MAGIC = b"MINIQLG1"
-_ZEROS = bytes(SECTOR)
+ZEROS = bytes(SECTOR)
 
 
 class Opening(Struct, frozen=True):
@@ -78,13 +80,10 @@ def encode_opening(opening: Opening) -> bytes:
     return raw + crc32(raw).to_bytes(4, "little")
 
 
-def masked(payload: bytes) -> tuple[int, bytes]:
-    """Whether a payload is masked, and the payload without a sector of zeros. The mask is random, so that nobody can
-    send a body that is all zeros under it."""
-    if _ZEROS not in payload:
-        return 0, payload
+def masked(payload: bytes) -> bytes:
+    """A payload with `ZEROS`, without. The mask is random, so that no body can be made that is all zeros under it."""
     mask = os.urandom(MASK)
-    return 1, mask + _apply(mask, payload)
+    return mask + _apply(mask, payload)
 
 
 def unmasked(is_masked: int, payload: bytes) -> bytes:
@@ -97,14 +96,9 @@ def _apply(mask: bytes, payload: bytes) -> bytes:
     return (int.from_bytes(payload) ^ pattern).to_bytes(size)
 
 
-def encode_header(kind: int, is_masked: int, length: int, change: int, durable: int, checksum: int) -> bytes:
-    raw = RECORD.pack(MAGIC, kind, is_masked, length, change, durable, checksum, 0)[:-4]
-    return raw + crc32(raw).to_bytes(4, "little")
-
-
 def padded(length: int) -> int:
     """How much space a record takes."""
-    return (RECORD.size + length + len(END) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return (HEADER + length + len(END) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 class Read(Struct):
@@ -203,7 +197,7 @@ class LogReader:
         at = self.tail.at
         if change != self.tail.change + (kind == CHANGE):
             raise corrupt(path, f"the record at byte {at} has change {change}, and {self.tail.change} was the last")
-        start = at + RECORD.size
+        start = at + HEADER
         end = start + length
         if end >= len(raw):
             raise corrupt(path, f"the record at byte {at} is longer than the file")
@@ -251,14 +245,14 @@ def _decode_opening(path: str, raw: bytes) -> Opening:
 
 def _decode_header(path: str, raw: bytes, at: int) -> tuple[int, int, int, int, int, int] | None:
     """Kind, masked or not, length, change, durable and checksum of a record; None if there is none."""
-    if at + RECORD.size > len(raw):
+    if at + HEADER > len(raw):
         return None
-    header = raw[at : at + RECORD.size]
+    header = raw[at : at + HEADER]
     if not any(header):
         return None
-    magic, kind, is_masked, length, change, durable, checksum, own = RECORD.unpack(header)
-    if magic != MAGIC or crc32(header[:-4]) != own:
-        if _is_zero(raw, at + RECORD.size):
+    magic, kind, is_masked, length, change, durable, checksum = RECORD.unpack_from(header)
+    if magic != MAGIC or crc32(header[:-4]) != int.from_bytes(header[-4:], "little"):
+        if _is_zero(raw, at + HEADER):
             return None
         raise corrupt(path, f"the header at byte {at} has a wrong checksum")
     return kind, is_masked, length, change, durable, checksum

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
-from miniq.errors import Closed, StoreError, StoreFailed
+from miniq.errors import Closed, StoreFailed
 from miniq.message import QueueSettings
 from miniq.store import events, transfer
 from miniq.store.arguments import Change, RecordChange, RecordSet
@@ -32,7 +32,7 @@ from miniq.store.embedded.core import CheckSpace, Core, numbers_with
 from miniq.store.embedded.engine import require_driver
 from miniq.store.embedded.folder import Folder, Space, restored_as
 from miniq.store.embedded.history import HistoryLog
-from miniq.store.embedded.kv import KV, DiskKV, Op
+from miniq.store.embedded.kv import KV, DiskKV
 from miniq.store.embedded.logged import open_kv
 from miniq.store.embedded.messages import Messages
 from miniq.store.embedded.results import Results
@@ -234,7 +234,9 @@ class EmbeddedStore(KeyValueStore):
         except BaseException:
             self._folder.close()
             raise
-        await self._start(kv, GroupCommit(self._write, self._durable, kv.catch_up), self._space.check)
+        await self._start(
+            kv, GroupCommit(kv.write, self._durable, kv.catch_up, self._folder.replaced), self._space.check
+        )
         try:
             self._folder.watch()
             await self._renew()
@@ -242,12 +244,6 @@ class EmbeddedStore(KeyValueStore):
         except BaseException:
             await self.close()
             raise
-
-    def _write(self, ops: Sequence[Op], sync: bool) -> None:
-        try:
-            self._kv.write(ops, sync)
-        except StoreError as error:
-            raise self._folder.replaced() or error from None
 
     async def _renew(self) -> None:
         """Give a restored store an id of its own, once: the id of the original, and what the restore added."""
