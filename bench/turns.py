@@ -1,8 +1,9 @@
 """Compares two versions of the server: `python -m bench.turns REVISION`, the working tree against that revision.
 
 Both run at the same time, each on its own RocksDB folder; the same slice of requests goes to each of them, in random
-order. The client is a plain socket, so that only the servers differ. The values are the rate of the new server and its
-CPU time per call, as ratios to the old one's.
+order. The client is a plain socket, so that only the servers differ. The values are the rate of the new server, its CPU
+time per call, the 99th percentile of its latency with many connections, and what it wrote to the disk in all, as ratios
+to the old one's.
 """
 
 from __future__ import annotations
@@ -107,6 +108,8 @@ class Served:
             assert output, f"the {name} server did not start"
             address = re.search(r"http://127\.0\.0\.1:(\d+)", output)
         self.port = int(address[1])
+        self.delays: list[float] = []
+        """Seconds of each request with many connections since they were last read."""
         self.connection = Connection(self.port)
         self.crowd = [Connection(self.port) for _ in range(CONNECTIONS)]
 
@@ -117,6 +120,11 @@ class Served:
             with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
                 total += int(file.read().split()[0])
         return total / 1e9
+
+    def written(self) -> int:
+        """Bytes that it had written to the disk."""
+        with open(f"/proc/{self.process.pid}/io", encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("write_bytes"))
 
     def stop(self) -> None:
         for connection in (self.connection, *self.crowd):
@@ -159,15 +167,19 @@ def crowding(queue: str) -> Work:
 
     def work(server: Served) -> int:
         sent = 0
+        began: dict[Connection, float] = {}
         for connection in server.crowd:
+            began[connection] = time.perf_counter()
             connection.send(request)
             sent += 1
         done = 0
         while done < CROWD:
             for connection in select.select(server.crowd, [], [])[0]:
                 connection.read()
+                server.delays.append(time.perf_counter() - began[connection])
                 done += 1
                 if sent < CROWD:
+                    began[connection] = time.perf_counter()
                     connection.send(request)
                     sent += 1
         return CROWD
@@ -175,6 +187,7 @@ def crowding(queue: str) -> Work:
     return work
 
 
+CROWD_NAME = "send x1, 64 connections"
 WORKS: dict[str, Work] = {
     "send x1": sending("one", 1),
     "receive + ack x1": receiving("one", 1),
@@ -185,7 +198,7 @@ WORKS: dict[str, Work] = {
     "receive + ack x100": receiving("hundred", 100),
     "send x1000": sending("thousand", 1000),
     "receive + ack x1000": receiving("thousand", 1000),
-    "send x1, 64 connections": crowding("crowd"),
+    CROWD_NAME: crowding("crowd"),
 }
 
 
@@ -221,7 +234,19 @@ def measure(old: Served, new: Served, rounds: int) -> dict[tuple[str, str], list
                 samples["speed", name].append(seconds[old] / seconds[new])
                 samples["rate", name].append(SLICES_PER_ROUND * calls / seconds[new])
                 samples["cpu", name].append(cpu[new] / cpu[old])
+            old_p99, new_p99 = (_p99(server.delays) for server in (old, new))
+            if number and old_p99:
+                samples["p99", name].append(new_p99 / old_p99)
+                samples["p99 ms", name].append(new_p99 * 1000)
+    samples["written", "all"].append(new.written() / old.written())
     return samples
+
+
+def _p99(delays: list[float]) -> float:
+    """The 99th percentile of the latencies, which are forgotten; 0 if there are none."""
+    ordered = sorted(delays)
+    delays.clear()
+    return ordered[int(len(ordered) * 0.99)] if ordered else 0.0
 
 
 def main() -> None:
@@ -256,10 +281,22 @@ def main() -> None:
         Figure(name=f"{name}: CPU", value=spread(samples["cpu", name]), unit="ratio", target=1.0, at_most=True)
         for name in WORKS
     ]
+    others = [
+        Figure(
+            name=f"{CROWD_NAME}: p99",
+            value=spread(samples["p99", CROWD_NAME]),
+            unit="ratio",
+            rate=spread(samples["p99 ms", CROWD_NAME]),
+            target=1.0,
+            at_most=True,
+        ),
+        Figure(name="bytes written to the disk", value=spread(samples["written", "all"]), unit="ratio", at_most=True),
+    ]
     show(f"Rate of the new server as a ratio to {options.revision}; rate: calls per second", rows)
     show("CPU time of the new server per call as a ratio to the old one", cpu)
+    show("Latency, new to old (rate: milliseconds of the new one), and bytes written", others)
     about = {"bench": "turns", "old": options.revision, "rounds": rounds, "quick": options.quick, "body_bytes": 200}
-    save(result_path("turns", options.quick), about, rows + cpu)
+    save(result_path("turns", options.quick), about, rows + cpu + others)
 
 
 if __name__ == "__main__":
