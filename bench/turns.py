@@ -211,8 +211,8 @@ def checked_out(revision: str, folder: str) -> Iterator[str]:
 
 
 def disk_writes(folder: str) -> int:
-    """Bytes that were written to the disk of a folder since the machine was started, by anything. What the kernel counts
-    for a process is too much where a file is cached in large pages."""
+    """Bytes that anything wrote to the disk of a folder since the machine was started. What the kernel counts for a
+    process is too much where a file is cached in large pages."""
     device = os.stat(folder).st_dev
     with open(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat", encoding="ascii") as file:
         return int(file.read().split()[6]) * 512
