@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,3 +79,15 @@ def test_an_old_python_is_named_before_anything_is_installed(project: Path) -> N
     assert ended.returncode != 0
     assert "MiniQ needs Python 3.11 or later" in ended.stderr
     assert not (project / "log").exists()
+
+
+def test_every_pinned_version_can_be_installed_on_the_python_of_debian_12() -> None:
+    """3.11.2: a version that asks for a later patch release would end `make test` there."""
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert len(pinned) > 100
+    wanting = {}
+    for found in distributions():
+        name, needs = found.metadata["Name"].lower().replace("_", "-"), found.metadata["Requires-Python"]
+        if name in pinned and needs and "3.11.2" not in SpecifierSet(needs):
+            wanting[name] = needs
+    assert wanting == {}
