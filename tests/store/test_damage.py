@@ -248,3 +248,15 @@ def test_folders_to_be_damaged_hold_topics_results_and_schedules(
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], damage.Subject]:
     found = [subject for engine in damage.ENGINES for subject in damage.made(engine, tmp_path_factory.mktemp(engine))]
     return {(subject.engine, subject.state): subject for subject in found}
+
+
+async def test_the_log_of_another_store_is_refused(url: str, engine: str, folder: Path) -> None:
+    killed, other = folder.with_name("killed"), folder.with_name("other")
+    async with opened(url) as broker:
+        await broker.send("default", [Draft(b"1")])
+        copy_as_after_kill(folder, killed)
+    async with opened(f"{engine}:{other}") as broker:
+        await broker.send("default", [Draft(b"2")])
+        shutil.rmtree(killed / "log")
+        copy_as_after_kill(other / "log", killed / "log")
+    assert "000001.segment is damaged (it is of the log of another store)" in await refusal(engine, killed)

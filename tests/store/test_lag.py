@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -126,3 +127,25 @@ async def test_an_engine_that_fails_after_the_confirmation_ends_everything(url: 
         stall.failing = None
     async with opened(url) as broker:
         assert bodies(await broker.receive("q", max=10)) == ["kept", "confirmed"]
+
+
+async def test_no_segment_is_removed_if_leveldb_could_not_write_its_memory_table(tmp_path: Path) -> None:
+    """Its call does not say whether it failed."""
+    pytest.importorskip("plyvel")
+    folder = tmp_path / "queue"
+    blocked: list[Path] = []
+    with suppress(StoreFailed):  # as does closing it
+        async with opened(f"leveldb:{folder}") as broker:
+            await send(broker, "q", *range(100))
+            kv = cast(LoggedKV, cast(EmbeddedStore, broker.store)._kv)
+            blocked = [folder / "data" / f"{number:06d}.ldb" for number in range(100)]
+            blocked = [path for path in blocked if not path.exists()]
+            for path in blocked:
+                path.mkdir()
+            with pytest.raises(StoreFailed):
+                kv._flush()
+            copy_as_after_kill(folder, tmp_path / "killed")
+    for path in blocked:
+        (tmp_path / "killed" / "data" / path.name).rmdir()
+    async with opened(f"leveldb:{tmp_path / 'killed'}") as broker:
+        assert (await broker.queue("q")).counts.total == 100

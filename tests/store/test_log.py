@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from miniq.store.embedded import segments
 from miniq.store.embedded.log import CommitLog
 from miniq.store.embedded.segments import SECTOR, LogReader, Tail, file_name
 
+ID = b"12345678"
 Changes = list[tuple[int, bytes]]
 
 
@@ -31,14 +35,14 @@ def note(oldest: int, newest: int) -> None:
 def written(folder: Path, payloads: list[tuple[bytes, bool]], applied: int = 0) -> Changes:
     """Begin a log, write to it, and leave it as a kill would."""
     folder.mkdir()
-    log = CommitLog(str(folder), Tail(applied), applied, note)
+    log = CommitLog(str(folder), ID, Tail(applied), applied, note)
     changes = [(log.append(payload, sync), payload) for payload, sync in payloads]
     log.abandon()
     return changes
 
 
 def read(folder: Path, applied: int = 0) -> tuple[Changes, Tail]:
-    reader = LogReader(str(folder), applied)
+    reader = LogReader(str(folder), ID, applied)
     return list(reader), reader.tail
 
 
@@ -55,7 +59,7 @@ def test_what_was_written_is_read_and_continued(tmp_path: Path) -> None:
     assert read(folder)[0] == changes
     assert read(folder, applied=5)[0] == changes[5:]
     found, tail = read(folder)
-    log = CommitLog(str(folder), tail, 0, note)
+    log = CommitLog(str(folder), ID, tail, 0, note)
     assert log.append(b"more", True) == 9
     log.abandon()
     assert read(folder)[0] == [*changes, (9, b"more")]
@@ -75,7 +79,7 @@ def test_payloads_of_every_size_and_of_zeros_are_read_as_they_were(tmp_path: Pat
 def test_segments_follow_each_other_and_are_removed_when_the_engine_has_them(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     folder.mkdir()
-    log = CommitLog(str(folder), Tail(0), 0, note)
+    log = CommitLog(str(folder), ID, Tail(0), 0, note)
     changes = [(log.append(payload, True), payload) for payload in [bytes([n]) * 900 for n in range(100)]]
     found, tail = read(folder)
     assert found == changes
@@ -99,7 +103,7 @@ def test_segments_follow_each_other_and_are_removed_when_the_engine_has_them(tmp
 def test_a_log_of_which_the_engine_lacks_something_stays_when_it_is_closed(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     folder.mkdir()
-    log = CommitLog(str(folder), Tail(0), 0, note)
+    log = CommitLog(str(folder), ID, Tail(0), 0, note)
     log.append(b"a", True)
     log.append(b"b", False)
     log.close(1)
@@ -141,7 +145,7 @@ def test_a_power_loss_keeps_what_was_synced_whatever_sectors_of_the_rest_are_the
         found, tail = read(copy)
         assert found == changes[: len(found)]
         assert len(found) >= durable
-        log = CommitLog(str(copy), tail, 0, note)
+        log = CommitLog(str(copy), ID, tail, 0, note)
         number = log.append(b"after", True)
         log.abandon()
         assert read(copy)[0] == [*found, (number, b"after")], "what was torn stays away"
@@ -207,7 +211,7 @@ def test_an_engine_that_is_ahead_of_the_log_is_followed(tmp_path: Path) -> None:
     written(folder, [(b"a", True), (b"b", True)])
     found, tail = read(folder, applied=5)
     assert found == []
-    log = CommitLog(str(folder), tail, 5, note)
+    log = CommitLog(str(folder), ID, tail, 5, note)
     assert log.append(b"c", True) == 6
     log.abandon()
     assert read(folder, applied=5)[0] == [(6, b"c")]
@@ -236,7 +240,7 @@ def test_a_kill_while_a_segment_is_begun_loses_nothing(
         keep()
         return result
 
-    log = CommitLog(str(folder), Tail(0), 0, note)
+    log = CommitLog(str(folder), ID, Tail(0), 0, note)
     monkeypatch.setattr(CommitLog, "_make_spare", lambda self: None)  # another thread would write meanwhile
     monkeypatch.setattr(os, call, watched)
     for n in range(30):
@@ -249,7 +253,58 @@ def test_a_kill_while_a_segment_is_begun_loses_nothing(
         found, tail = read(copy)
         assert found[: len(confirmed)] == confirmed
         assert len(found) <= len(confirmed) + 1
-        continued = CommitLog(str(copy), tail, 0, note)
+        continued = CommitLog(str(copy), ID, tail, 0, note)
         number = continued.append(b"next", True)
         continued.abandon()
         assert read(copy)[0] == [*found, (number, b"next")]
+
+
+def test_the_oldest_segment_that_is_noted_exists_also_if_one_is_removed_while_the_next_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    noted: list[tuple[int, int]] = []
+    log = CommitLog(str(folder), ID, Tail(0), 0, lambda oldest, newest: noted.append((oldest, newest)))
+    real = CommitLog._open
+
+    def busy(self: CommitLog) -> None:
+        self.release(self.last)
+        assert set(noted[-1]) <= set(segments.numbers(str(folder)))
+        real(self)
+
+    monkeypatch.setattr(CommitLog, "_open", busy)
+    for _ in range(40):
+        log.append(b"x" * 900, True)
+    log.abandon()
+    assert noted[-1][1] > 3
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_spare_segment_that_could_not_be_synced_is_never_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """It is as large as it should be, but perhaps not on disk."""
+    folder = tmp_path / "log"
+    folder.mkdir()
+    log = CommitLog(str(folder), ID, Tail(0), 0, note)
+    real = CommitLog._fill
+    filled = []
+
+    def fill(self: CommitLog, size: int) -> None:
+        filled.append(threading.current_thread() is threading.main_thread())
+        real(self, size)
+        if not filled[-1]:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(CommitLog, "_fill", fill)
+    appended = 0
+    with suppress(OSError):
+        for _ in range(20):
+            log.append(b"x" * 900, True)
+            appended += 1
+    log.abandon()
+    assert filled[0] is False
+    assert (appended == 20) == (number == errno.ENOSPC)
+    assert any(filled) == (number == errno.ENOSPC)
+    assert len(read(folder)[0]) == appended

@@ -105,7 +105,8 @@ async def test_it_is_converted_with_all_that_its_log_has(old: Path, engine: str)
     for _ in range(2):
         async with opened(f"{engine}:{old}") as broker:
             assert (await broker.queue("default")).counts.total == 15
-    assert json.loads((old / "MINIQ").read_bytes()) == {"format": 4, "engine": engine, "used": True, "logged": True}
+    marker = json.loads((old / "MINIQ").read_bytes())
+    assert (marker["format"], marker["used"], len(marker["log"])) == (4, True, 16)
     async with opened(f"{engine}:{old}") as broker:
         assert sorted(map(int, bodies(await broker.receive("default", max=100)))) == list(range(15))
         more = old.with_name("more")

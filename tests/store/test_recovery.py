@@ -7,6 +7,7 @@ import random
 import shutil
 import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -18,6 +19,7 @@ from miniq.store.embedded import log as commit_log
 from miniq.store.embedded import logged, window
 from miniq.store.embedded.check import check
 from miniq.store.embedded.extent import NAME as EXTENT
+from miniq.store.embedded.folder import log_id_of
 from miniq.store.embedded.segments import LogReader
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import START, FrozenClock
@@ -42,7 +44,7 @@ async def crashed_after(url: str, folder: Path, sends: int) -> tuple[Path, list[
 
 def end_of(folder: Path) -> int:
     """Where the log ends."""
-    reader = LogReader(str(folder / "log"), 0)
+    reader = LogReader(str(folder / "log"), cast(bytes, log_id_of(str(folder))), 0)
     assert list(reader)
     return reader.tail.at
 

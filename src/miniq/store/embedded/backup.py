@@ -24,8 +24,8 @@ from miniq.store.embedded.folder import (
     Files,
     Folder,
     Marker,
-    is_logged,
     locked_for_reading,
+    log_id_of,
     read_marker,
     sync_folder,
     tighten,
@@ -82,15 +82,19 @@ def restore(backup: str, folder: str, engine: str | None = None) -> str:
                 backup,
             )
             verify(data)
-            if is_logged(backup):
-                verify_log(backup)
+        log_id = log_id_of(backup) if files is None else None
+        if log_id is not None:
+            verify_log(backup, log_id)
         with _new_folder(folder, "folder", backup) as part:
             shutil.copytree(data, os.path.join(part, "data"))
-            if logged := files is None and is_logged(backup):
+            if log_id is not None:
                 shutil.copytree(os.path.join(backup, LOG), os.path.join(part, LOG))
             _sync_tree(part)
             verify_files(part, files)
-            write_marker(part, Marker(FORMAT, made_by, restored=secrets.token_hex(4), used=True, logged=logged))
+            write_marker(
+                part,
+                Marker(FORMAT, made_by, None, secrets.token_hex(4), True, None if log_id is None else log_id.hex()),
+            )
     return f"{made_by}:{folder}"
 
 

@@ -29,9 +29,9 @@ from miniq.store.embedded.folder import (
     MARKER,
     damaged_marker,
     holds,
-    is_logged,
     is_used,
     locked_for_reading,
+    log_id_of,
     read_marker,
 )
 from miniq.store.embedded.kv import Ordered
@@ -137,15 +137,16 @@ def _check(folder: str, report: Report, progress: Progress) -> None:
         report.unverified.append(
             "EXTENT is missing or older, so nothing tells whether the newest messages are all there"
         )
-    if files is None and is_logged(folder):
-        verify_log(folder)
-    with _opened_copy(report.engine, folder, files is None and is_logged(folder), report.damage) as kv:
+    log_id = log_id_of(folder) if files is None else None
+    if log_id is not None:
+        verify_log(folder, log_id)
+    with _opened_copy(report.engine, folder, log_id, report.damage) as kv:
         _check_records(kv, report, advance)
     progress(total, total)
 
 
 @contextmanager
-def _opened_copy(engine: str, folder: str, logged: bool, damage: list[str]) -> Iterator[Ordered]:
+def _opened_copy(engine: str, folder: str, log_id: bytes | None, damage: list[str]) -> Iterator[Ordered]:
     """A database in a folder of its own, with links to the tables and logs, and with what the commit log has. `damage`
     then names the files by the paths that they have in `folder`."""
     data = os.path.join(folder, "data")
@@ -154,15 +155,15 @@ def _opened_copy(engine: str, folder: str, logged: bool, damage: list[str]) -> I
         os.mkdir(copy)
         for name in os.listdir(data):
             source, target = os.path.abspath(os.path.join(data, name)), os.path.join(copy, name)
-            if name.endswith(TABLES) or (name.endswith(".log") and not logged):
+            if name.endswith(TABLES) or (name.endswith(".log") and log_id is None):
                 os.symlink(source, target)
             elif name != "LOCK" and is_needed(name) and not name.endswith(".log"):
                 shutil.copyfile(source, target)
         try:
-            kv = open_engine(engine, copy, logged, read_only=not logged)
+            kv = open_engine(engine, copy, log_id is not None, read_only=log_id is None)
             try:
-                if logged:
-                    replay(kv, os.path.join(folder, segments.NAME))
+                if log_id is not None:
+                    replay(kv, os.path.join(folder, segments.NAME), log_id)
                 yield kv
             finally:
                 kv.close()

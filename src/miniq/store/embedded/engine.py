@@ -208,7 +208,7 @@ class RocksEngine:
             return None
 
     def applied(self) -> int:
-        return _number(self.get(keys.APPLIED))
+        return int.from_bytes(self.get(keys.APPLIED) or b"")
 
     def apply(self, ops: Sequence[Op], number: int, wait: bool = True) -> bool:
         batch = self._rd.WriteBatch(raw_mode=True)
@@ -337,7 +337,7 @@ class LevelEngine:
             return key
 
     def applied(self) -> int:
-        return _number(self.get(keys.APPLIED))
+        return int.from_bytes(self.get(keys.APPLIED) or b"")
 
     def apply(self, ops: Sequence[Op], number: int, wait: bool = True) -> bool:
         with _translated(self._path):
@@ -359,8 +359,10 @@ class LevelEngine:
             self.extent.follow()
 
     def _write_memory(self) -> None:
-        """Write the memory table to disk, by asking for a compaction of keys that do not exist."""
+        """Write the memory table to disk, by asking for a compaction of keys that do not exist. That does not say
+        whether it failed; the next write does."""
         self._db.compact_range(start=b"\xff\xff", stop=b"\xff\xff\xff")
+        self._db.write_batch().write()
 
     def checkpoint(self, path: str) -> None:
         """LevelDB has no checkpoints: copy a snapshot, a few thousand keys at a time."""
@@ -422,10 +424,6 @@ def _translate(error: Exception, path: str, opening: bool) -> StoreError:
     if opening:
         return StoreError(f"store: cannot open {path}: {text}", field="store")
     return StoreFailed(f"store: {path}: {text}", field="store")
-
-
-def _number(raw: bytes | None) -> int:
-    return int.from_bytes(raw or b"")
 
 
 def _newest_log(path: str) -> str | None:

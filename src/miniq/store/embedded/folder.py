@@ -45,8 +45,8 @@ class Marker(Struct, omit_defaults=True):
     """Made by a restore: the store may be older than what its readers have seen."""
     used: bool = False
     """Whether there has been a database in it."""
-    logged: bool = False
-    """Whether there is a commit log."""
+    log: str | None = None
+    """The id of its commit log, None if there is none yet."""
 
 
 class Folder:
@@ -56,6 +56,8 @@ class Folder:
         self.path = os.path.abspath(path)
         self.engine = engine
         self.data = os.path.join(self.path, "data")
+        self.log_id = b""
+        """Of the commit log, once it is open."""
         self._lock: int | None = None
         self._files: dict[str, os.stat_result] = {}
         """Files that stay open, and so keep their inode, as they were found in the folder."""
@@ -94,8 +96,8 @@ class Folder:
         """Once its database is open: note that there is one, in the current format, and remember the files of the
         folder for `replaced`."""
         marker = _marker(self.path)
-        if isinstance(marker, Marker) and not (marker.used and marker.logged and marker.format == FORMAT):
-            write_marker(self.path, replace(marker, format=FORMAT, used=True, logged=True))
+        if isinstance(marker, Marker) and not (marker.used and marker.log and marker.format == FORMAT):
+            write_marker(self.path, replace(marker, format=FORMAT, used=True, log=self.log_id.hex()))
         paths = os.path.join(self.path, LOCK), os.path.join(self.data, extent.NAME)
         self._files = {path: os.stat(path) for path in paths}
 
@@ -207,11 +209,16 @@ def read_marker(folder: str, field: str) -> tuple[str, Files | None]:
     return marker.engine, marker.files
 
 
-def is_logged(folder: str) -> bool:
-    """Whether there is a commit log in a folder. It is created with the database, or when a restored folder or one of
-    an earlier version is first opened."""
+def log_id_of(folder: str) -> bytes | None:
+    """The id of the commit log of a folder; None if it has none. It is created with the database, or when a restored
+    folder or one of an earlier version is first opened."""
     marker = _marker(folder)
-    return isinstance(marker, Marker) and marker.logged
+    if isinstance(marker, str) or marker.log is None:
+        return None
+    try:
+        return bytes.fromhex(marker.log)
+    except ValueError:
+        raise corrupt(os.path.join(folder, MARKER), "it cannot be read") from None
 
 
 def restored_as(folder: str) -> str | None:

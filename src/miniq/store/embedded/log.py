@@ -55,12 +55,19 @@ class CommitLog:
     """Appends changes. Used by one thread at a time, except for `release`."""
 
     def __init__(
-        self, folder: str, tail: Tail, applied: int, note: Callable[[int, int], None], durable: bool = True
+        self,
+        folder: str,
+        log_id: bytes,
+        tail: Tail,
+        applied: int,
+        note: Callable[[int, int], None],
+        durable: bool = True,
     ) -> None:
         """Continue a log that was read to its end, or begin one. `applied` is the last change that the engine has on
         disk. `note` is called with the numbers of the oldest and the newest segment: once that is on disk, and before
         that is removed."""
         self._folder = folder
+        self._id = log_id
         self._durable = durable
         self._note = note
         self.last = tail.change
@@ -95,8 +102,8 @@ class CommitLog:
         if not tail.segments:
             self._begin_segment(SMALLEST)
             return
-        current = tail.segments[-1]
-        self._open(current.number, current.size)
+        self.number, self._size = tail.segments[-1].number, tail.segments[-1].size
+        self._open()
         os.fdatasync(self._lazy)  # what was read was perhaps only in the page cache
         if applied > tail.change:  # after a power loss, of changes that were not synced
             self.last = self._on_disk = applied
@@ -176,7 +183,7 @@ class CommitLog:
             self._close_files()
 
     def abandon(self) -> None:
-        """Close the log as it is, after a failure."""
+        """Close the log as it is, unless it is closed."""
         with self._sparing:
             self._wait_for_spare()
         self._close_files()
@@ -191,38 +198,40 @@ class CommitLog:
             self._sync_rest()
         with self._sparing:
             self._wait_for_spare()
-            if self._spare_size() < size or smallest:
+            if self._spare_error is not None and self._spare_error.errno not in _FULL:
+                raise self._spare_error
+            if self._spare_error is not None or self._spare_size() < size or smallest:
                 self._remove(_SPARE)
                 self._fill(size)
                 self._spare_error = None
             size = self._spare_size()
             file = os.open(_SPARE, os.O_WRONLY | os.O_DSYNC | os.O_CLOEXEC, dir_fd=self._handle)
             try:
-                os.pwrite(file, segments.encode_opening(Opening(self.number + 1, self.last + 1, size, self._chain)), 0)
+                opening = Opening(self._id, self.number + 1, self.last + 1, size, self._chain)
+                os.pwrite(file, segments.encode_opening(opening), 0)
             finally:
                 os.close(file)
             os.rename(_SPARE, segments.file_name(self.number + 1), src_dir_fd=self._handle, dst_dir_fd=self._handle)
             os.fsync(self._handle)
-        if self.number:
-            if seals:
-                seal = RECORD.pack(MAGIC, SEAL, False, 0, self.last, self.last, self._chain)
-                os.pwrite(self._sync, seal + crc32(seal).to_bytes(4, "little") + END, self._at)
-            with self._lock:
+        if self.number and seals:
+            seal = RECORD.pack(MAGIC, SEAL, False, 0, self.last, self.last, self._chain)
+            os.pwrite(self._sync, seal + crc32(seal).to_bytes(4, "little") + END, self._at)
+        with self._lock:  # at once, so that `release` never takes the old one for the newest
+            if self.number:
                 self._full.append(Read(self.number, self._size, self.last))
-        self._at = START
-        self._open(self.number + 1, size)
-        with self._lock:
+            self.number += 1
             self._note_segments()
+        self._at, self._size = START, size
+        self._open()
 
     def _note_segments(self) -> None:
         self._note(self._full[0].number if self._full else self.number, self.number)
 
-    def _open(self, number: int, size: int) -> None:
+    def _open(self) -> None:
         for file in (self._sync, self._lazy):
             if file >= 0:
                 os.close(file)
-        name, flags = segments.file_name(number), os.O_WRONLY | os.O_CLOEXEC
-        self.number, self._size = number, size
+        name, flags = segments.file_name(self.number), os.O_WRONLY | os.O_CLOEXEC
         self._sync = os.open(name, flags | os.O_DSYNC, dir_fd=self._handle)
         self._lazy = os.open(name, flags, dir_fd=self._handle)
 

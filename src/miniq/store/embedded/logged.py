@@ -19,7 +19,7 @@ import msgspec
 from miniq.errors import MiniQError, StoreError, StoreFailed
 from miniq.store.embedded import extent, segments
 from miniq.store.embedded.engine import MIB, Engine, open_engine
-from miniq.store.embedded.folder import Folder, is_logged, sync_folder
+from miniq.store.embedded.folder import Folder, log_id_of, sync_folder
 from miniq.store.embedded.kv import DiskKV, Op, Seek
 from miniq.store.embedded.log import LARGEST, CommitLog
 from miniq.store.embedded.segments import LogReader, Tail
@@ -34,25 +34,27 @@ _encode = msgspec.msgpack.Encoder().encode
 def open_kv(folder: Folder, durable: bool) -> DiskKV:
     """Open or create the database of a folder, with its log. A folder of an earlier version, or a restored one, gets
     its log here, and is not changed otherwise before its marker says so."""
-    logged = is_logged(folder.path)
-    if logged:
-        verify_log(folder.path)
-    return LoggedKV(open_engine(folder.engine, folder.data, logged), folder.path, durable, not logged)
+    log_id = log_id_of(folder.path)
+    if log_id is not None:
+        verify_log(folder.path, log_id)
+    folder.log_id = log_id or os.urandom(8)
+    engine = open_engine(folder.engine, folder.data, log_id is not None)
+    return LoggedKV(engine, folder.path, folder.log_id, durable, log_id is None)
 
 
-def verify_log(folder: str) -> None:
-    """Raise if the log of a folder is damaged, or lacks segments, before its engine may write."""
+def verify_log(folder: str, log_id: bytes) -> None:
+    """Raise if the log of a folder is damaged, lacks segments, or is another one, before its engine may write."""
     try:
         note = extent.read(os.path.join(folder, "data"))
         oldest, newest = (0, 0) if note is None else (note.older.number, note.log.number)
-        segments.verify(os.path.join(folder, segments.NAME), oldest, newest)
+        segments.verify(os.path.join(folder, segments.NAME), log_id, oldest, newest)
     except OSError as error:
         raise StoreError(f"store: cannot open {error.filename}: {error.strerror}", field="store") from None
 
 
-def replay(engine: Engine, folder: str) -> Tail:
+def replay(engine: Engine, folder: str, log_id: bytes) -> Tail:
     """Apply to an engine what a log has that it lacks."""
-    reader = LogReader(folder, engine.applied())
+    reader = LogReader(folder, log_id, engine.applied())
     replayed = 0
     for number, payload in reader:
         engine.apply(_decode(payload), number)
@@ -65,7 +67,7 @@ def replay(engine: Engine, folder: str) -> Tail:
 class LoggedKV:
     """See `DiskKV`. `write` is called by one thread at a time, the others by any."""
 
-    def __init__(self, engine: Engine, folder: str, durable: bool, is_new: bool) -> None:
+    def __init__(self, engine: Engine, folder: str, log_id: bytes, durable: bool, is_new: bool) -> None:
         """Apply to the engine what a log has that it lacks; create the log if there is none yet."""
         self._engine = engine
         self._folder = os.path.join(folder, segments.NAME)
@@ -80,9 +82,9 @@ class LoggedKV:
         """Why nothing more is written."""
         try:
             on_disk = engine.applied()
-            tail = self._create(on_disk) if is_new else replay(engine, self._folder)
+            tail = self._create(on_disk) if is_new else replay(engine, self._folder, log_id)
             self._applied = max(on_disk, tail.change)
-            self._log = CommitLog(self._folder, tail, on_disk, engine.extent.note_segments, durable)
+            self._log = CommitLog(self._folder, log_id, tail, on_disk, engine.extent.note_segments, durable)
         except BaseException:
             engine.close()
             raise
@@ -203,11 +205,12 @@ class LoggedKV:
             self._ended = True
             self._work.set()
             self._thread.join()
-            if self._failed is None:
-                self.catch_up(True)
-                self._engine.flush()
-                self._log.close(self._applied)
-            else:
+            try:
+                if self._failed is None:
+                    self.catch_up(True)
+                    self._engine.flush()
+                    self._log.close(self._applied)
+            finally:
                 self._log.abandon()
         except OSError as error:
             raise StoreFailed(f"store: {self._folder}: {error.strerror}", field="store") from error

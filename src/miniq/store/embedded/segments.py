@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from zlib import crc32
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from miniq.errors import StoreCorrupt
 from miniq.store.embedded.wal import corrupt
@@ -46,9 +47,9 @@ MAGIC = b"MQ"
 CHANGE, SEAL = 1, 2
 END = b"\xe5"
 MASK = 16
-_OPENING = struct.Struct("<8sQQQII")
-"""Magic, number of the segment, its first change, size of the file, checksum of the record before, checksum of this
-header."""
+_OPENING = struct.Struct("<8s8sQQQII")
+"""Magic, id of the log, number of the segment, its first change, size of the file, checksum of the record before,
+checksum of this header."""
 _OPENING_MAGIC = b"MINIQLG1"
 ZEROS = bytes(SECTOR)
 
@@ -56,6 +57,7 @@ ZEROS = bytes(SECTOR)
 class Opening(Struct, frozen=True):
     """What the header of a segment says."""
 
+    log_id: bytes
     number: int
     first: int
     size: int
@@ -76,7 +78,7 @@ def numbers(folder: str) -> list[int]:
 
 
 def encode_opening(opening: Opening) -> bytes:
-    raw = _OPENING.pack(_OPENING_MAGIC, opening.number, opening.first, opening.size, opening.chain, 0)[:-4]
+    raw = _OPENING.pack(_OPENING_MAGIC, *astuple(opening), 0)[:-4]
     return raw + crc32(raw).to_bytes(4, "little")
 
 
@@ -128,10 +130,11 @@ class LogReader:
     """Reads a log in order. `tail` says afterwards where it ends. Raises `StoreCorrupt` if it is damaged, or does not
     continue at the change after `applied`, which is the last that the engine has on disk."""
 
-    def __init__(self, folder: str, applied: int | None) -> None:
+    def __init__(self, folder: str, log_id: bytes, applied: int | None) -> None:
         """Without `applied`, all that can be verified without it is verified."""
         self._folder = folder
         self._applied = applied
+        self._log_id = log_id
         self._sealed = False
         self.tail = Tail(applied or 0, segments=[])
 
@@ -181,6 +184,8 @@ class LogReader:
         """Raise unless a segment continues the one before it, or the engine has what is missing between them."""
         if number != opening.number:
             raise corrupt(path, f"it is segment {opening.number}")
+        if opening.log_id != self._log_id:
+            raise corrupt(path, "it is of the log of another store")
         tail = self.tail
         before = tail.segments[-1] if tail.segments else None
         is_applied = not self._sealed if self._applied is None else opening.first - 1 <= self._applied
@@ -226,21 +231,21 @@ class LogReader:
             at += 1
 
 
-def verify(folder: str, oldest: int, newest: int) -> None:
+def verify(folder: str, log_id: bytes, oldest: int, newest: int) -> None:
     """Raise if a log is damaged, or lacks one of the segments that it had for certain."""
     found = numbers(folder)
     for number in {oldest, newest, *range(found[0], found[-1])} - {0} if found else ():
         if number not in found:
             raise corrupt(os.path.join(folder, file_name(number)), "it is missing")
-    for _ in LogReader(folder, None):
+    for _ in LogReader(folder, log_id, None):
         pass
 
 
 def _decode_opening(path: str, raw: bytes) -> Opening:
-    magic, number, first, size, chain, checksum = _OPENING.unpack_from(raw, 0)
+    magic, log_id, number, first, size, chain, checksum = _OPENING.unpack_from(raw, 0)
     if magic != _OPENING_MAGIC or crc32(raw[: _OPENING.size - 4]) != checksum:
         raise corrupt(path, "its header has a wrong checksum")
-    return Opening(number, first, size, chain)
+    return Opening(log_id, number, first, size, chain)
 
 
 def _decode_header(path: str, raw: bytes, at: int) -> tuple[int, int, int, int, int, int] | None:
