@@ -243,3 +243,21 @@ def test_people_see_how_far_a_stream_is_behind() -> None:
     assert behind(None) == ""
     assert behind(Lag(1234, 60)) == "; 1,234 waiting, the oldest for 60 s"
     assert behind(Lag(0)) == "; 0 waiting"
+
+
+def test_a_child_that_has_not_begun_its_program_says_nothing_at_ctrl_c(tmp_path: Path) -> None:
+    """As Java, which is started by a function that runs in the child first."""
+    code = """
+import os, signal
+from miniq.cli.pipeline import Stop
+stop = Stop()
+stop.listen()
+if os.fork() == 0:
+    signal.raise_signal(signal.SIGINT)
+    os._exit(int(stop()))
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+signal.raise_signal(signal.SIGINT)
+assert stop()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "miniq: stopping; Ctrl-C again ends at once\n")

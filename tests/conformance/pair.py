@@ -258,7 +258,6 @@ def run_machine(rules: type[Pair], kind: str, count: int, steps_per_example: int
             max_examples=max(1, count // steps_per_example),
             stateful_step_count=steps_per_example,
             deadline=None,
-            derandomize=False,  # Hypothesis would try the same steps in every run under CI
             suppress_health_check=list(HealthCheck),
             print_blob=True,
         ),
