@@ -92,6 +92,7 @@ def lent_databases() -> Iterator[None]:
     """What a test had of a server's databases is the next one's."""
     yield
     mongod.give_back()
+    postgresql.give_back()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -259,9 +259,15 @@ def refused(code: str, status: int = 400) -> Iterator[dict[str, Any]]:
         raise AssertionError(f"the call was not refused with {code}")
 
 
-@pytest.fixture(params=["query", "rocksdb", "postgresql", "mongodb"])
+KINDS = ("query", "rocksdb", "postgresql")
+on_every_database = pytest.mark.parametrize("sqs", [*KINDS, "mongodb"], indirect=True)
+"""For what a database could do in another way than the next one: who gets what, and in which order."""
+
+
+@pytest.fixture(params=KINDS)
 def sqs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqsServer]:
-    """A server that boto3 speaks to: by the Query protocol on the memory store, by JSON on the others."""
+    """A server that boto3 speaks to: by the Query protocol on the memory store, by JSON on the others. SQS is a
+    translation of calls of the broker, which are tested on all stores, so one database is enough."""
     kind = request.param
     with sqs_server("memory:" if kind == "query" else store_url(kind, tmp_path)) as served:
         served.protocol = "query" if kind == "query" else "json"

@@ -15,6 +15,9 @@ PATIENCE = 30_000
 """Milliseconds that a page may take to show something, on a machine that is busy with other things."""
 expect.set_options(timeout=PATIENCE)
 SIZES = {"desk": (1280, 860), "phone": (390, 844)}
+"""What a page does is the same at both; test_console_narrow.py and test_console_trouble.py look at all on a phone."""
+both_sizes = pytest.mark.parametrize("size", list(SIZES))
+"""For a test of a page whose table, dialogs or menu are different on a phone; others run on a desk."""
 QUIET = (
     "--disable-gpu",
     "--disable-quic",

@@ -14,7 +14,7 @@ import contextlib
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.celery_kit import call, environment, notes, until, working
+from tests.faults.ahead import ahead
 from tests.serving import Served, free_ports
 
 VISIBILITY = 2
@@ -62,35 +63,50 @@ class Report:
         return max(sum(start <= moment < end for start, end in self.spans) for moment, _ in self.spans)
 
 
-@pytest.fixture(scope="module", params=BROKERS)
-def report(request: pytest.FixtureRequest, server: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp(request.param)
+def reported(broker: str, server: Served, folder: Path) -> Report:
+    """What two workers on a broker do with both tasks."""
     with contextlib.ExitStack() as stack:
         url = f"miniq://127.0.0.1:{server.port}"
-        if request.param == "redis":
+        if broker == "redis":
             url = stack.enter_context(redis(folder))
-        env = environment(url, folder / "notes", OPTIONS[request.param], task_default_queue="reports")
+        env = environment(url, folder / "notes", OPTIONS[broker], task_default_queue="reports")
         for name in ("first", "second"):
             stack.enter_context(working(env, "-c", "4", name=name))
         call(env, f"late.delay(1, {LONG}); add.apply_async((1, 1), countdown={LONG})")
         until(lambda: notes(env, "ended") and notes(env, "added"))
-        if request.param == "redis":
+        if broker == "redis":
             until(lambda: len(notes(env, "began")) > 1 and len(notes(env, "added")) > 1)
         else:  # what could be delivered again would be by now
             time.sleep(VISIBILITY + 1)
-        yield request.param, Report(env)
+        return Report(env)
 
 
+@pytest.fixture(scope="module")
+def reports(
+    request: pytest.FixtureRequest, server: Served, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Report]]:
+    folders = {broker: tmp_path_factory.mktemp(broker) for broker in BROKERS}
+    yield from ahead(request, "broker", lambda broker: reported(broker, server, folders[broker]))
+
+
+@pytest.fixture
+def report(broker: str, reports: Callable[[str], Report]) -> tuple[str, Report]:
+    return broker, reports(broker)
+
+
+@pytest.mark.parametrize("broker", BROKERS)
 def test_a_task_with_an_eta_beyond_the_visibility_timeout_runs_once(report: tuple[str, Report]) -> None:
     broker, seen = report
     assert seen.due == 1 if broker == "miniq" else seen.due > 1
 
 
+@pytest.mark.parametrize("broker", BROKERS)
 def test_a_long_task_is_not_delivered_again_while_it_runs(report: tuple[str, Report]) -> None:
     broker, seen = report
     assert len(seen.spans) == 1 if broker == "miniq" else len(seen.spans) > 1
 
 
+@pytest.mark.parametrize("broker", BROKERS)
 def test_a_task_does_not_run_several_times_at_once(report: tuple[str, Report]) -> None:
     broker, seen = report
     assert seen.at_once == 1 if broker == "miniq" else seen.at_once > 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -32,24 +31,22 @@ def miniq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         yield shell
 
 
-def test_files_are_ingested_transformed_by_a_function_and_drained(miniq: Shell, tmp_path: Path) -> None:
-    """One after the other, each a process of its own: three of the pipelines, and their summaries."""
-    (miniq.folder / "in.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(50)))
+def test_a_queue_is_transformed_by_a_function_of_the_current_folder(miniq: Shell) -> None:
+    """With the summary for programs; the how-to on pipelines, which a test runs, has a command of each kind."""
     (miniq.folder / "changes.py").write_text(
         "import json\nfrom pyspark.sql.functions import udf\n"
         "@udf('string')\ndef double(body):\n    return json.dumps({'n': 2 * json.loads(body)['n']})\n"
         "def doubled(messages):\n    return messages.select(double('body').alias('body'))\n"
     )
-    (done,) = miniq("pipeline", "ingest", "in.jsonl", "numbers", "--json", *MASTER).objects
-    assert (done["pipeline"], done["messages"], done["format"]) == ("ingest", 50, "jsonl")
-    (done,) = miniq(
-        "pipeline", "transform", "numbers", "doubles", "--function", "changes:doubled", "--json", *MASTER
-    ).objects  # fmt: skip
-    assert (done["messages"], done["source"], done["target"]) == (50, "numbers", "doubles")
-    said = miniq("pipeline", "drain", "doubles", "out", "--format", "text", *MASTER).lines
-    assert said[0].startswith("drain: 50 messages in ")
-    lines = [line for path in (miniq.folder / "out").glob("batch=*/part-*") for line in path.read_text().splitlines()]
-    assert sorted(json.loads(line)["n"] for line in lines) == list(range(0, 100, 2))
+    with miniq_library.connect(miniq.url) as client:
+        client.queue("numbers").send_many([{"n": n} for n in range(50)])
+        function = ("--function", "changes:doubled")
+        (done,) = miniq("pipeline", "transform", "numbers", "doubles", *function, "--json", *MASTER).objects
+        assert (done["pipeline"], done["messages"]) == ("transform", 50)
+        assert (done["source"], done["target"]) == ("numbers", "doubles")
+        assert sorted(message.body["n"] for message in client.queue("doubles").peek(limit=100)) == list(
+            range(0, 100, 2)
+        )
 
 
 def test_ctrl_c_ends_a_continuous_run_cleanly(miniq: Shell) -> None:
@@ -246,3 +243,21 @@ def test_people_see_how_far_a_stream_is_behind() -> None:
     assert behind(None) == ""
     assert behind(Lag(1234, 60)) == "; 1,234 waiting, the oldest for 60 s"
     assert behind(Lag(0)) == "; 0 waiting"
+
+
+def test_a_child_that_has_not_begun_its_program_says_nothing_at_ctrl_c(tmp_path: Path) -> None:
+    """As Java, which is started by a function that runs in the child first."""
+    code = """
+import os, signal
+from miniq.cli.pipeline import Stop
+stop = Stop()
+stop.listen()
+if os.fork() == 0:
+    signal.raise_signal(signal.SIGINT)
+    os._exit(int(stop()))
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+signal.raise_signal(signal.SIGINT)
+assert stop()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "miniq: stopping; Ctrl-C again ends at once\n")

@@ -110,6 +110,7 @@ def test_a_backup_is_not_begun_a_second_time(opener: Opener, proxy: Proxy, tmp_p
     assert proxy.accepted == 1
 
 
+@pytest.mark.parametrize(("opener", "wire"), [("sync", "http"), ("async", "zmq")], indirect=True)
 def test_a_receive_whose_answer_is_lost_waits_only_for_the_rest_of_its_time(opener: Opener, proxy: Proxy) -> None:
     def waits() -> list[float]:
         """What each receive asked for, as the server sees it."""
@@ -210,6 +211,7 @@ def test_a_server_that_is_stopped_lets_a_long_poll_return(opener: Opener, wire: 
         assert served.stop() == 0
 
 
+@pytest.mark.parametrize(("opener", "wire"), [("sync", "http"), ("async", "zmq")], indirect=True)
 def test_a_worker_outlives_its_server(opener: Opener, wire: Wire, tmp_path: Path) -> None:
     store = f"rocksdb:{tmp_path / 'data'}"
     done: list[int] = []

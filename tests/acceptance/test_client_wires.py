@@ -441,6 +441,7 @@ def test_a_client_that_may_manage_but_not_read_gets_no_counts_and_no_contents(op
             manager.redrive(to="victim")
 
 
+@pytest.mark.parametrize(("opener", "wire"), [("sync", "http"), ("async", "zmq")], indirect=True)
 def test_a_worker_needs_only_the_right_to_receive(opener: Opener, wire: Wire) -> None:
     """It keeps its leases for as long as the queue says, and when its key is revoked, it ends with that."""
     with serving("memory:") as served:

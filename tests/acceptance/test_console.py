@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Route, expect
 
 import miniq
 from miniq.server.http.console import files
-from tests.acceptance.browser import SIZES, Visit, browsing
+from tests.acceptance.browser import Visit, both_sizes, browsing
 from tests.serving import Served, serving
 
 HOSTILE = (
@@ -30,10 +30,15 @@ def browser() -> Iterator[Browser]:
         yield opened
 
 
-@pytest.fixture(params=list(SIZES))
-def visit(request: pytest.FixtureRequest, browser: Browser, broker: miniq.Client, server: Served) -> Iterator[Visit]:
-    """A tab on that broker, at both sizes."""
-    made = Visit(browser, server.url, request.param)
+@pytest.fixture
+def size() -> str:
+    return "desk"
+
+
+@pytest.fixture
+def visit(size: str, browser: Browser, broker: miniq.Client, server: Served) -> Iterator[Visit]:
+    """A tab on that broker."""
+    made = Visit(browser, server.url, size)
     yield made
     made.close()
     assert made.bad == []
@@ -145,6 +150,7 @@ def test_an_empty_broker_and_an_empty_queue_say_what_to_do(visit: Visit, broker:
     assert broker.queue("jobs").info().settings.visibility_timeout == 90
 
 
+@both_sizes
 def test_messages_are_sent_searched_looked_at_edited_and_deleted(visit: Visit, broker: miniq.Client) -> None:
     queue = broker.queue("emails")
     queue.configure(history="events")
@@ -213,6 +219,7 @@ def test_states_can_be_browsed_and_a_held_message_is_released(visit: Visit, brok
         held.ack()
 
 
+@both_sizes
 def test_settings_are_changed_and_a_wrong_one_is_told(visit: Visit, broker: miniq.Client) -> None:
     broker.queue("work").configure(retention=5000)
     page = visit.go("/q/work")
@@ -251,6 +258,7 @@ def test_results_are_set_up_and_shown_after_a_message_has_left(visit: Visit, bro
     visit.bad.clear()  # the browser notes the answers 404
 
 
+@both_sizes
 def test_purge_and_delete_ask_for_the_name_first(visit: Visit, broker: miniq.Client) -> None:
     broker.queue("work").send_many(range(7))
     page = visit.go("/q/work")
@@ -274,6 +282,7 @@ def test_purge_and_delete_ask_for_the_name_first(visit: Visit, broker: miniq.Cli
     assert [info.name for info in broker.queues()] == ["default"]
 
 
+@both_sizes
 def test_dead_letters_are_grouped_and_those_selected_are_redriven(visit: Visit, broker: miniq.Client) -> None:
     for name in ("mail", "fax"):
         queue = broker.queue(name)
@@ -305,6 +314,7 @@ def test_dead_letters_are_grouped_and_those_selected_are_redriven(visit: Visit, 
     assert broker.queue("mail").info().counts.ready == 2
 
 
+@both_sizes
 def test_claims_are_listed_with_their_age(visit: Visit, broker: miniq.Client) -> None:
     page = visit.go("/claims")
     expect(page.get_by_text("No claims")).to_be_visible()
@@ -331,7 +341,6 @@ def test_claims_are_listed_with_their_age(visit: Visit, broker: miniq.Client) ->
     assert page.locator(".actions button").count() == 0, "nothing changes what is in a claim"
 
 
-@pytest.mark.parametrize("size", list(SIZES))
 def test_the_last_report_can_be_opened(browser: Browser, size: str, tmp_path: Path) -> None:
     report, config = tmp_path / "report.html", tmp_path / "miniq.toml"
     report.write_text("<h1>Report of the night</h1><script>document.body.textContent = 'hacked'</script>")
@@ -345,6 +354,7 @@ def test_the_last_report_can_be_opened(browser: Browser, size: str, tmp_path: Pa
         visit.close()
 
 
+@both_sizes
 def test_the_history_is_searched_newest_first(visit: Visit, broker: miniq.Client) -> None:
     queue = broker.queue(f"told.{visit.size}")
     queue.configure(history="events")
@@ -393,7 +403,6 @@ def test_the_secret_of_the_first_key_is_not_covered_by_a_question_for_a_key(brow
         assert visit.bad == []
 
 
-@pytest.mark.parametrize("size", list(SIZES))
 def test_keys_are_made_used_and_revoked_and_a_reader_sees_no_buttons(
     browser: Browser, size: str, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
 import miniq
-from tests.acceptance.browser import SIZES, Visit, browsing
+from tests.acceptance.browser import Visit, both_sizes, browsing
 from tests.serving import Served, serving
 
 TOKYO = ZoneInfo("Asia/Tokyo")
@@ -32,10 +32,15 @@ def mq(broker: miniq.Client) -> Iterator[miniq.Client]:
         broker.delete_schedule(schedule.name)
 
 
-@pytest.fixture(params=list(SIZES))
-def visit(request: pytest.FixtureRequest, browser: Browser, mq: miniq.Client, server: Served) -> Iterator[Visit]:
-    """A tab on that broker, at both sizes, somewhere in Tokyo."""
-    made = Visit(browser, server.url, request.param, timezone_id="Asia/Tokyo", locale="en-GB", bypass_csp=True)
+@pytest.fixture
+def size() -> str:
+    return "desk"
+
+
+@pytest.fixture
+def visit(size: str, browser: Browser, mq: miniq.Client, server: Served) -> Iterator[Visit]:
+    """A tab on that broker, somewhere in Tokyo."""
+    made = Visit(browser, server.url, size, timezone_id="Asia/Tokyo", locale="en-GB", bypass_csp=True)
     yield made
     made.close()
     assert made.bad == []
@@ -86,6 +91,7 @@ def test_schedules_are_shown_in_local_time_run_and_paused(visit: Visit, mq: mini
     expect(page.get_by_role("link", name="launch", exact=True)).to_have_count(0)
 
 
+@both_sizes
 def test_one_schedule_has_its_next_moments_and_last_results(visit: Visit, mq: miniq.Client) -> None:
     fill(mq)
     mq.run_schedule("nightly-report")

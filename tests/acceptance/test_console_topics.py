@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import miniq
-from tests.acceptance.browser import SIZES, Visit, browsing
+from tests.acceptance.browser import SIZES, Visit, both_sizes, browsing
 from tests.acceptance.test_console import check
 from tests.serving import Served, serving
 
@@ -20,9 +20,14 @@ def browser() -> Iterator[Browser]:
         yield opened
 
 
-@pytest.fixture(params=list(SIZES))
-def visit(request: pytest.FixtureRequest, browser: Browser, broker: miniq.Client, server: Served) -> Iterator[Visit]:
-    made = Visit(browser, server.url, request.param)
+@pytest.fixture
+def size() -> str:
+    return "desk"
+
+
+@pytest.fixture
+def visit(size: str, browser: Browser, broker: miniq.Client, server: Served) -> Iterator[Visit]:
+    made = Visit(browser, server.url, size)
     yield made
     made.close()
     # Chromium reports a refusal that the page shows.
@@ -56,6 +61,7 @@ def test_topics_are_listed_with_subscriptions_and_rates(visit: Visit, broker: mi
     expect(page.get_by_role("heading", level=1)).to_have_text("orders")
 
 
+@both_sizes
 def test_a_message_is_tried_against_the_filters_without_being_sent(visit: Visit, broker: miniq.Client) -> None:
     topic = broker.topic("orders")
     topic.subscribe("billing", pattern="orders.*.created")
@@ -80,6 +86,7 @@ def test_a_message_is_tried_against_the_filters_without_being_sent(visit: Visit,
     assert [info.counts.total for info in broker.queues()] == [0, 0, 0, 0]
 
 
+@both_sizes
 def test_subscriptions_are_made_changed_and_removed_and_messages_published(visit: Visit, broker: miniq.Client) -> None:
     page = visit.go("/topics")
     visit.button("New topic")

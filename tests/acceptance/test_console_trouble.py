@@ -412,7 +412,7 @@ FEWER_ROWS = (
 """Rows are alike, and axe looks at each for long."""
 
 
-@pytest.mark.parametrize("width", [1280, 390, 320])
+@pytest.mark.parametrize("width", [1280, 320])
 def test_every_page_is_for_everybody_at_every_width_in_light_and_dark(
     browser: Browser, url: str, mq: miniq.Client, width: int
 ) -> None:

@@ -3,6 +3,7 @@ link between pages leads somewhere."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.warm_spark import warm_spark
 from tests.conftest import ENGINES, store_url
 from tests.serving import serving
 
@@ -31,16 +33,20 @@ WRITTEN = {
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.timeout(900)  # the pages on Spark start it nine times, which takes a busy machine minutes
+@pytest.mark.timeout(900)  # the pages on Spark take a busy machine minutes
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_work(page: str, tmp_path: Path) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     database = DATABASES.get(page, "rocksdb")
     store = store_url(database, tmp_path / "data")
-    with serving(store) as served:
+    with contextlib.ExitStack() as stack:
+        served = stack.enter_context(serving(store))
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environ = os.environ | {"PATH": path, "MINIQ_URL": served.url, "XDG_STATE_HOME": str(tmp_path / "state")}
-        for kind, code in BLOCK.findall(text):
+        blocks = BLOCK.findall(text)
+        if any("miniq pipeline " in code for _, code in blocks):
+            environ = stack.enter_context(warm_spark(tmp_path / "bin", environ))
+        for kind, code in blocks:
             code = code.replace("http://127.0.0.1:5000", served.url).replace("tcp://127.0.0.1:5557", served.tcp)
             code = code.replace("miniq://127.0.0.1:5000", f"miniq://127.0.0.1:{served.port}")
             code = code.replace(WRITTEN.get(database, store), store)

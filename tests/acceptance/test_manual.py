@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, expect
 
 import miniq
 from miniq.cli.root import COMMANDS
-from tests.acceptance.browser import SIZES, Visit, browsing
+from tests.acceptance.browser import Visit, browsing
 from tests.serving import Served, serving
 
 ROOT = Path(__file__).parents[2]
@@ -145,8 +145,7 @@ def test_only_files_of_the_site_are_served_and_scripts_by_their_hash(served: Ser
     assert got(f"{served.url}/manual/files/ops/miniq.toml")[1]["content-type"] == "text/plain; charset=utf-8"
 
 
-@pytest.mark.parametrize("size", [*SIZES])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("size", "scheme"), [("desk", "light"), ("phone", "dark")])
 def test_it_is_read_and_searched_in_a_browser(served: Served, browser: Browser, size: str, scheme: str) -> None:
     visit = Visit(browser, served.url, size, color_scheme=scheme)
     page = visit.page

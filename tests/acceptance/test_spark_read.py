@@ -318,6 +318,15 @@ def told(broker: miniq.Client, many: int = 100) -> int:
     return before
 
 
+def test_where_there_is_no_history_a_table_and_a_stream_of_it_are_empty(
+    spark: SparkSession, url: str, broker: miniq.Client, tmp_path: Path
+) -> None:
+    after = {"view": "history", "startingOffset": broker.history(limit=1).last + 1}
+    assert table(spark, url, **after).count() == 0
+    drain(stream(spark, url, queue=None, group=None, **after), tmp_path)
+    assert bodies(tmp_path) == []
+
+
 def test_history_is_a_table_by_offset_time_and_queue(spark: SparkSession, url: str, broker: miniq.Client) -> None:
     before = told(broker)
     whole = table(spark, url, view="history", startingOffset=before + 1, partitions=3)

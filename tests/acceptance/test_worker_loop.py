@@ -150,6 +150,7 @@ def test_the_handler_gets_the_message_itself_on_request(opener: Opener) -> None:
     assert enough.seen == [(1, {"a": "b"}, 1)]
 
 
+@pytest.mark.parametrize(("opener", "url"), [("sync", "http"), ("async", "zmq"), ("sync", "rocksdb")], indirect=True)
 def test_a_lease_is_extended_while_its_handler_runs(opener: Opener, url: str) -> None:
     """The handler takes twice the visibility timeout, and the one beside it, who is free, gets nothing."""
     q = opener(url).queue("jobs")

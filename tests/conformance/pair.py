@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -31,7 +32,7 @@ from miniq.store import open_store
 from miniq.store.arguments import ANY, ANYTHING, FREE, Change, Fit, NewTime, Put, Room, Take
 from miniq.store.contract import HOME, Store
 from miniq.store.transfer import copy
-from tests import mongod
+from tests import mongod, postgresql
 from tests.clock import START
 from tests.conftest import store_url
 from tests.oracle import Oracle
@@ -39,6 +40,8 @@ from tests.oracle import Oracle
 QUEUES = ("a", "b")
 DATABASES = ("postgresql", "mongodb")
 """Stores whose crashes are the database's own: see `tests/faults`."""
+STEPS = {"database": 700, "embedded": 2000}
+"""How many steps are tried by default. On a database each takes many milliseconds, and every run tries others."""
 T = TypeVar("T")
 keeps = st.sampled_from(["off", "events", "full"])
 SETTLEMENTS: dict[str, st.SearchStrategy[Any]] = {
@@ -108,6 +111,7 @@ class Pair(RuleBasedStateMachine):
         self.loop.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         mongod.give_back()
+        postgresql.give_back()
 
     def chosen(self, queue: str, picked: list[int]) -> list[str]:
         known = self.known[queue]
@@ -236,17 +240,22 @@ class Pair(RuleBasedStateMachine):
         assert self.expired["store"] == self.expired["oracle"]
 
 
+def steps(kind: str) -> int:
+    """How many steps are tried on a store of a kind."""
+    return int(os.environ.get("MINIQ_STEPS", STEPS["database" if kind in DATABASES else "embedded"]))
+
+
 def listing(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
-def run_machine(rules: type[Pair], kind: str, steps: int, steps_per_example: int = 50) -> None:
+def run_machine(rules: type[Pair], kind: str, count: int, steps_per_example: int = 50) -> None:
     """Drive a store of a kind and the oracle by the rules of a machine."""
     machine = type("Machine", (rules,), {"kind": kind})
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=max(1, steps // steps_per_example),
+            max_examples=max(1, count // steps_per_example),
             stateful_step_count=steps_per_example,
             deadline=None,
             suppress_health_check=list(HealthCheck),

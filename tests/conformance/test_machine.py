@@ -1,11 +1,10 @@
 """Any store against the oracle: the same random changes, the same answers, through crashes and restarts.
 
-`MINIQ_STEPS` sets how many steps are tried on each store (2,000 by default).
+`MINIQ_STEPS` sets how many steps are tried on each store (2,000 by default, 700 on a database).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -42,10 +41,8 @@ from miniq.store.decisions import plain_batch
 from miniq.store.embedded import claims, window
 from miniq.store.names import publication_name
 from miniq.topic import Published
-from tests.conformance.pair import DATABASES, QUEUES, SETTLEMENTS, Pair, keeps, run_machine
+from tests.conformance.pair import DATABASES, QUEUES, SETTLEMENTS, Pair, keeps, run_machine, steps
 from tests.conftest import ENGINES
-
-STEPS = int(os.environ.get("MINIQ_STEPS", "2000"))
 
 queues = st.sampled_from(QUEUES)
 groups = st.sampled_from(["r", "s"])
@@ -582,7 +579,7 @@ def test_a_store_in_a_database_answers_as_the_oracle_does(kind: str, monkeypatch
         monkeypatch.setattr("miniq.store.mongodb.uploads.CHUNK_MESSAGES", 2)
         monkeypatch.setattr("miniq.store.mongodb.stages.FEW", 2)
         monkeypatch.setattr("miniq.store.mongodb.stages.STEP", 3)
-    run_machine(Machine, kind, STEPS // 2)
+    run_machine(Machine, kind, steps(kind) // 2)
 
 
 @pytest.mark.parametrize("kind", ENGINES)
@@ -596,4 +593,4 @@ def test_a_store_answers_as_the_oracle_does(kind: str, size: str, monkeypatch: p
         monkeypatch.setattr(window, "OWNERS", 1)
         monkeypatch.setattr(claims, "STEP_MESSAGES", 3)
         monkeypatch.setattr(claims, "STEP_BYTES", 20)
-    run_machine(Machine, kind, STEPS // 2)
+    run_machine(Machine, kind, steps(kind) // 2)

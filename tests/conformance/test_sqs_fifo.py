@@ -12,7 +12,7 @@ import pytest
 
 from miniq.broker import attempts
 from tests.conftest import store_url
-from tests.sqs import SqsServer, bodies, receive, refused, sqs, sqs_server
+from tests.sqs import SqsServer, bodies, on_every_database, receive, refused, sqs, sqs_server
 
 __all__ = ["sqs"]
 
@@ -36,6 +36,7 @@ def delete(sqs: SqsServer, url: str, *messages: dict[str, Any]) -> None:
         sqs.client.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
 
 
+@on_every_database
 def test_a_receive_gets_several_of_a_group_which_is_then_blocked_until_all_are_settled(sqs: SqsServer) -> None:
     url = create(sqs)
     sent = [send(sqs, url, body) for body in ("1", "2", "3", "4")]
@@ -66,6 +67,7 @@ def test_no_message_of_a_group_is_received_while_its_first_is_invisible(sqs: Sqs
     assert sorted(bodies(receive(sqs, url))) == ["1", "2", "other"]
 
 
+@on_every_database
 def test_two_concurrent_receives_never_get_messages_of_one_group(sqs: SqsServer) -> None:
     url = create(sqs)
     groups = [f"g{number}" for number in range(5)]
@@ -96,6 +98,7 @@ def test_two_concurrent_receives_never_get_messages_of_one_group(sqs: SqsServer)
     assert seen == {group: [f"{group}-{number}" for number in range(4)] for group in groups}
 
 
+@on_every_database
 def test_a_duplicate_within_five_minutes_is_the_first_message_also_after_its_deletion(sqs: SqsServer) -> None:
     url = create(sqs)
     first = send(sqs, url, "one", dedup="d")
@@ -112,6 +115,7 @@ def test_a_duplicate_within_five_minutes_is_the_first_message_also_after_its_del
     assert bodies(receive(sqs, url)) == ["four"]
 
 
+@on_every_database
 def test_a_purge_forgets_dedup_ids_and_a_second_one_must_wait(sqs: SqsServer) -> None:
     url = create(sqs)
     send(sqs, url, "one", dedup="d")

@@ -10,7 +10,7 @@ import pytest
 
 import miniq
 from tests.kit import sleepers, wait_for
-from tests.sqs import SqsServer, bodies, create, receive, refused, sqs
+from tests.sqs import SqsServer, bodies, create, on_every_database, receive, refused, sqs
 
 __all__ = ["sqs"]
 
@@ -19,6 +19,7 @@ def digest(text: str) -> str:
     return md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
+@on_every_database
 def test_a_message_is_sent_received_and_deleted(sqs: SqsServer) -> None:
     url = create(sqs)
     sent = sqs.client.send_message(QueueUrl=url, MessageBody="hällo <&> \r\n world")
@@ -326,6 +327,7 @@ def test_messages_of_one_group_in_a_standard_queue_do_not_wait_for_each_other(sq
     assert {message["Attributes"]["MessageGroupId"] for message in first + rest} == {"tenant-1"}
 
 
+@on_every_database
 def test_a_dead_letter_keeps_its_id_counts_on_and_names_its_source(sqs: SqsServer) -> None:
     dead = create(sqs, "dead")
     arn = sqs.client.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]

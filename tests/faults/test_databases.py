@@ -7,17 +7,18 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import store_url
-from tests.faults.checker import Verdict
-from tests.faults.databases import DatabaseServer, cut_database, kill_database, pause_database, running, url_of
+from tests.faults.databases import DatabaseServer, pause_database, running, url_of
 from tests.serving import Served, serving
 
+PATIENCE = 2
+"""Seconds after which a send gives up a database that is away."""
 RECOVERY = 30.0
 """Seconds from the database's return after which a broker that still refuses calls has not noticed it."""
 
@@ -36,11 +37,17 @@ def url(database: DatabaseServer, request: pytest.FixtureRequest) -> str:
     return url_of(database, f"faults{abs(hash(request.node.name)) % 10**9}")
 
 
-@pytest.mark.parametrize("inject", [kill_database, pause_database, cut_database])
-def test_a_fault_of_the_database_breaks_no_promise(
-    database: DatabaseServer, url: str, inject: Callable[[DatabaseServer, str, str, Path], Verdict], tmp_path: Path
-) -> None:
-    verdict = inject(database, url, "short-7", tmp_path)
+@pytest.fixture
+def served(url: str, tmp_path: Path) -> Iterator[Served]:
+    config = tmp_path / "miniq.toml"
+    config.write_text(f"database_timeout = {PATIENCE}\n")
+    with serving(url, 0, "--config", str(config)) as served:
+        yield served
+
+
+def test_a_pause_of_the_database_breaks_no_promise(database: DatabaseServer, url: str, tmp_path: Path) -> None:
+    """In test_drill.py it is killed, and its connections are cut, under three brokers and the same clients."""
+    verdict = pause_database(database, url, "short-7", tmp_path)
     assert verdict.good, [str(violation) for violation in verdict.violations]
     assert verdict.sent > 20
     assert verdict.acked > 20
@@ -65,50 +72,48 @@ SEND = "/v1/queues/q/messages"
 
 
 def test_while_the_database_is_away_calls_are_told_so_and_then_they_work_again(
-    database: DatabaseServer, url: str
+    database: DatabaseServer, served: Served
 ) -> None:
-    with serving(url) as served:
-        assert ask(served, SEND, {"body": 1})[0] == 201
-        _, _, got = ask(served, "/v1/queues/q/receive", {"max": 1})
-        leases = [{"id": one["id"], "receipt": one["receipt"]} for one in got["messages"]]
-        database.kill()
-        calls: list[tuple[str, Any]] = [
-            (SEND, {"body": 2}),
-            ("/v1/queues/q/receive", {"max": 1}),
-            ("/v1/queues/q/ack", {"leases": leases}),
-            ("/v1/queues/q", None),
-        ]
-        for path, body in calls:
-            status, headers, problem = ask(served, path, body)
-            assert (status, problem["code"], headers["retry-after"]) == (503, "store_unavailable", "1"), path
-            assert "Traceback" not in json.dumps(problem)
-        status, _, health = ask(served, "/ready")
-        assert (status, health["status"]) == (503, "unavailable")
-        assert ask(served, "/health")[0] == 200
-        database.start()
-        database.wait()
-        back = time.monotonic()
-        while ask(served, SEND, {"body": 3})[0] != 201:
-            assert time.monotonic() < back + RECOVERY
-        assert ask(served, "/v1/queues/q/ack", {"leases": leases})[2]["results"][0]["outcome"] == "acked"
-        _, _, got = ask(served, "/v1/queues/q/receive", {"max": 10})
-        assert [one["body"] for one in got["messages"]][-1] == 3
+    assert ask(served, SEND, {"body": 1})[0] == 201
+    _, _, got = ask(served, "/v1/queues/q/receive", {"max": 1})
+    leases = [{"id": one["id"], "receipt": one["receipt"]} for one in got["messages"]]
+    database.kill()
+    calls: list[tuple[str, Any]] = [
+        (SEND, {"body": 2}),
+        ("/v1/queues/q/receive", {"max": 1}),
+        ("/v1/queues/q/ack", {"leases": leases}),
+        ("/v1/queues/q", None),
+    ]
+    for path, body in calls:
+        status, headers, problem = ask(served, path, body)
+        assert (status, problem["code"], headers["retry-after"]) == (503, "store_unavailable", "1"), path
+        assert "Traceback" not in json.dumps(problem)
+    status, _, health = ask(served, "/ready")
+    assert (status, health["status"]) == (503, "unavailable")
+    assert ask(served, "/health")[0] == 200
+    database.start()
+    database.wait()
+    back = time.monotonic()
+    while ask(served, SEND, {"body": 3})[0] != 201:
+        assert time.monotonic() < back + RECOVERY
+    assert ask(served, "/v1/queues/q/ack", {"leases": leases})[2]["results"][0]["outcome"] == "acked"
+    _, _, got = ask(served, "/v1/queues/q/receive", {"max": 10})
+    assert [one["body"] for one in got["messages"]][-1] == 3
 
 
-def test_a_send_that_was_not_answered_is_repeated_and_added_once(database: DatabaseServer, url: str) -> None:
+def test_a_send_that_was_not_answered_is_repeated_and_added_once(database: DatabaseServer, served: Served) -> None:
     """With its idempotency key. Whether the first try came through depends on the moment, so there are several."""
-    with serving(url) as served:
-        ask(served, SEND, {"body": "first"})
-        for number in range(5):
-            killer = threading.Timer(0.001 * number, database.kill)
-            killer.start()
-            while ask(served, SEND, {"body": number}, idempotency_key=f"call-{number}")[0] != 201:
-                start_again(database, killer)
+    ask(served, SEND, {"body": "first"})
+    for number in range(5):
+        killer = threading.Timer(0.001 * number, database.kill)
+        killer.start()
+        while ask(served, SEND, {"body": number}, idempotency_key=f"call-{number}")[0] != 201:
             start_again(database, killer)
-            while ask(served, SEND, {"body": number}, idempotency_key=f"call-{number}")[0] != 201:
-                pass
-        _, _, got = ask(served, "/v1/queues/q/receive", {"max": 100})
-        assert [one["body"] for one in got["messages"]] == ["first", *range(5)]
+        start_again(database, killer)
+        while ask(served, SEND, {"body": number}, idempotency_key=f"call-{number}")[0] != 201:
+            pass
+    _, _, got = ask(served, "/v1/queues/q/receive", {"max": 100})
+    assert [one["body"] for one in got["messages"]] == ["first", *range(5)]
 
 
 def start_again(database: DatabaseServer, killer: threading.Timer) -> None:

@@ -27,7 +27,7 @@ from tests.faults.load import COMMITTED, QUEUE, STREAM
 from tests.serving import serving
 
 LOAD = Path(__file__).with_name("load.py")
-ROUNDS = {"rocksdb": 20, "leveldb": 8}
+ROUNDS = {"rocksdb": 10, "leveldb": 5}
 
 
 class Facts:
@@ -322,7 +322,7 @@ async def test_nothing_confirmed_is_undone_by_kill_9(engine: str, tmp_path: Path
     assert len(stream.committed) > rounds
 
 
-@pytest.mark.parametrize(("wire", "rounds"), [("http", 10), ("zmq", 5)])
+@pytest.mark.parametrize(("wire", "rounds"), [("http", 6), ("zmq", 3)])
 async def test_nothing_confirmed_over_a_wire_is_undone_by_kill_9_of_the_server(
     wire: str, rounds: int, tmp_path: Path
 ) -> None:

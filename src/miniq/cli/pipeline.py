@@ -158,6 +158,7 @@ class Stop:
 
     def __init__(self) -> None:
         self._signals: list[float] = []
+        self._process = os.getpid()
         self.first: Callable[[], None] | None = None
         """Called once, when the run learns of the signal."""
 
@@ -172,6 +173,8 @@ class Stop:
         return bool(self._signals)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            return  # in a child that has not begun its program yet, such as Java
         self._signals.append(time.monotonic())
         if len(self._signals) == 1 and number == signal.SIGINT:
             when = "" if self.first is None else " after this batch"

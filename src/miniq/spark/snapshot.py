@@ -123,6 +123,8 @@ def read_range(options: Options, layout: Layout, part: Range, conditions: Condit
 def _pages(options: Options, part: Range, conditions: Conditions) -> Iterator[pa.RecordBatch]:
     queue, event = conditions.only("queue"), conditions.only("event")
     after = part.after
+    if after >= part.last:
+        return
     with options.connect(turn=part.number) as client:
         for size in _sizes():
             page = client.history_table(after, min(size, part.last - after), queue, event=event, before=part.last + 1)
