@@ -17,7 +17,7 @@ from miniq.options import Options
 from miniq.store import open_store
 from miniq.store.embedded import store as embedded
 from miniq.store.embedded.folder import Folder
-from miniq.store.embedded.kv import DiskKV, Op, Seek
+from miniq.store.embedded.kv import DiskKV, Op, Room, Seek
 from miniq.store.embedded.store import EmbeddedStore
 from tests.clock import FrozenClock
 
@@ -108,8 +108,8 @@ class FaultyKV:
         self.kv.catch_up()
 
     @property
-    def short_of_space(self) -> bool:
-        return self.kv.short_of_space
+    def room(self) -> Room:
+        return self.kv.room
 
     def checkpoint(self, path: str) -> None:
         self.kv.checkpoint(path)

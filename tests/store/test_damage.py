@@ -13,11 +13,12 @@ from typing import cast
 
 import pytest
 
-from miniq.errors import StoreCorrupt
+from miniq.errors import StoreCorrupt, StoreError
 from miniq.message import Draft
 from miniq.store import open_store
 from miniq.store.embedded import engine as engines
 from miniq.store.embedded import extent, keys, logged, manifest
+from miniq.store.embedded.backup import restore
 from miniq.store.embedded.check import check
 from miniq.store.embedded.folder import Folder
 from miniq.store.embedded.store import EmbeddedStore
@@ -260,3 +261,39 @@ async def test_the_log_of_another_store_is_refused(url: str, engine: str, folder
         shutil.rmtree(killed / "log")
         copy_as_after_kill(other / "log", killed / "log")
     assert "000001.segment is damaged (it is of the log of another store)" in await refusal(engine, killed)
+
+
+@pytest.mark.parametrize("how", ["flipped", "older"])
+async def test_a_marker_that_does_not_name_the_log_is_refused_and_costs_nothing(
+    url: str, engine: str, folder: Path, how: str
+) -> None:
+    killed = folder.with_name("killed")
+    async with opened(url) as broker:
+        await broker.send("default", [Draft(b"1")] * 50)
+        copy_as_after_kill(folder, killed)
+    marker = killed / "MINIQ"
+    raw = marker.read_bytes()
+    older = b'{"format":3,"engine":"%s","used":true}' % engine.encode()
+    marker.write_bytes(raw.replace(b'"log"', b'"mog"') if how == "flipped" else older)
+    logs = sorted((killed / "log").iterdir())
+    store = open_store(f"{engine}:{killed}")
+    with pytest.raises(StoreError, match="MINIQ is damaged"):
+        await store.open()
+    assert any("MINIQ is damaged" in text for text in check(str(killed)).damage)
+    with pytest.raises(StoreError, match="MINIQ is damaged"):
+        restore(str(killed), str(folder.with_name("restored")))
+    assert sorted((killed / "log").iterdir()) == logs
+    marker.write_bytes(raw)
+    assert await total(engine, killed) == 50
+
+
+async def test_files_of_others_in_a_folder_named_log_survive_a_conversion(url: str, engine: str, folder: Path) -> None:
+    async with opened(url) as broker:
+        await broker.send("default", [Draft(b"1")])
+    shutil.rmtree(folder / "log")
+    (folder / "data" / extent.NAME).unlink()
+    (folder / "MINIQ").write_text(f'{{"format":3,"engine":"{engine}","used":true}}')
+    (folder / "log" / "archive").mkdir(parents=True)
+    (folder / "log" / "server.log").write_text("mine")
+    assert await total(engine, folder) == 1
+    assert (folder / "log" / "server.log").read_text() == "mine"

@@ -7,8 +7,10 @@ import os
 import random
 import shutil
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -28,7 +30,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_log, "LARGEST", 16384)
 
 
-def note(oldest: int, newest: int) -> None:
+def note(oldest: int, newest: int, change: int) -> None:
     """Note nothing: what a log looks like from inside is enough for these tests."""
 
 
@@ -265,7 +267,7 @@ def test_the_oldest_segment_that_is_noted_exists_also_if_one_is_removed_while_th
     folder = tmp_path / "log"
     folder.mkdir()
     noted: list[tuple[int, int]] = []
-    log = CommitLog(str(folder), ID, Tail(0), 0, lambda oldest, newest: noted.append((oldest, newest)))
+    log = CommitLog(str(folder), ID, Tail(0), 0, lambda oldest, newest, change: noted.append((oldest, newest)))
     real = CommitLog._open
 
     def busy(self: CommitLog) -> None:
@@ -308,3 +310,60 @@ def test_a_spare_segment_that_could_not_be_synced_is_never_used(
     assert (appended == 20) == (number == errno.ENOSPC)
     assert any(filled) == (number == errno.ENOSPC)
     assert len(read(folder)[0]) == appended
+
+
+def test_records_inside_of_a_body_are_not_taken_for_those_of_the_log(tmp_path: Path) -> None:
+    """A body that holds records, or a whole segment, is torn: neither makes the folder damaged."""
+    record = segments.RECORD.pack(segments.MAGIC, segments.CHANGE, 0, 5, 9, 2**60, 0)
+    record += crc32(record).to_bytes(4, "little")
+    copied = tmp_path / "copied"
+    written(copied, SYNCED * 3)
+    for body in (record * 100, newest(copied).read_bytes()[:8000]):
+        for shift in range(0, 32, 4):
+            folder = tmp_path / f"log{shift}{len(body)}"
+            changes = written(folder, [(b"a", True), (b" " * shift + body, True)])
+            raw = bytearray(newest(folder).read_bytes())
+            raw[SECTOR : 2 * SECTOR] = bytes(SECTOR)
+            newest(folder).write_bytes(raw)
+            assert read(folder)[0] == changes[:1]
+
+
+def test_a_torn_change_that_looks_like_records_everywhere_is_read_in_no_time(tmp_path: Path) -> None:
+    changes = written(tmp_path / "log", [(b"a", True), (b"MQ" * 2_000_000, True)])
+    raw = bytearray(newest(tmp_path / "log").read_bytes())
+    raw[4 * SECTOR : 5 * SECTOR] = bytes(SECTOR)
+    newest(tmp_path / "log").write_bytes(raw)
+    began = time.process_time()
+    assert read(tmp_path / "log")[0] == changes[:1]
+    assert time.process_time() - began < 20, "it was 25 s for each of these megabytes"
+
+
+def test_segments_that_were_to_be_removed_are_not_read(tmp_path: Path) -> None:
+    """Their entries may be lost in any order."""
+    folder = tmp_path / "log"
+    changes = written(folder, [(b"x" * 900, True)] * 60)
+    tail = read(folder)[1]
+    oldest = tail.segments[4]
+    applied = tail.segments[3].last
+    for number in (1, 3):
+        (folder / file_name(number)).unlink()
+    segments.verify(str(folder), ID, oldest.number, tail.segments[-1].number, len(changes))
+    reader = LogReader(str(folder), ID, applied, oldest.number)
+    assert list(reader) == changes[applied:]
+    CommitLog(str(folder), ID, reader.tail, applied, note).abandon()
+    assert segments.numbers(str(folder))[0] == oldest.number
+
+
+def test_other_files_in_the_folder_of_the_log_are_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    changes = written(folder, [(b"x" * 900, True)] * 10)
+    for name in ("copy of 000001.segment", ".segment", "1.segment", "0000001.segment", "server.log"):
+        (folder / name).write_bytes(b"mine")
+    assert read(folder)[0] == changes
+
+
+def test_a_log_that_ends_before_a_change_that_was_noted_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "log", SYNCED)
+    segments.verify(str(tmp_path / "log"), ID, 1, read(tmp_path / "log")[1].segments[-1].number, 8)
+    with pytest.raises(StoreCorrupt, match="it ends with change 8, and there was change 9"):
+        segments.verify(str(tmp_path / "log"), ID, 1, 1, 9)

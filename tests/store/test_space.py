@@ -211,8 +211,9 @@ async def test_a_disk_without_room_for_the_next_segment_of_the_log_refuses_sends
         with monkeypatch.context() as full:
             refuse_segments(full, errno.ENOSPC)
             await fill_half_a_segment(broker)
-            with pytest.raises(NoSpace, match="too few for the commit log"):
-                await broker.send("q", [Draft(b"x" * 1_000_000, "text/plain")] * 2)
+            for size in (1, 2000, 20_000, 1_000_000):
+                with pytest.raises(NoSpace, match="too few for the commit log"):
+                    await broker.send("q", [Draft(b"x" * size, "text/plain")])
             got = await broker.receive("q", max=3)
             assert await broker.ack("q", leases(got)) == ["done"] * 3
         with pytest.raises(NoSpace):  # which tries the next segment again

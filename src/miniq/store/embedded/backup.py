@@ -32,7 +32,7 @@ from miniq.store.embedded.folder import (
     write_marker,
 )
 from miniq.store.embedded.keys import FORMAT
-from miniq.store.embedded.logged import verify_log
+from miniq.store.embedded.logged import require_no_log, verify_log
 from miniq.store.embedded.segments import NAME as LOG
 from miniq.store.embedded.verify import verify
 from miniq.store.embedded.wal import corrupt
@@ -85,6 +85,8 @@ def restore(backup: str, folder: str, engine: str | None = None) -> str:
         log_id = log_id_of(backup) if files is None else None
         if log_id is not None:
             verify_log(backup, log_id)
+        elif files is None:
+            require_no_log(backup)
         with _new_folder(folder, "folder", backup) as part:
             shutil.copytree(data, os.path.join(part, "data"))
             if log_id is not None:

@@ -35,7 +35,7 @@ from miniq.store.embedded.folder import (
     read_marker,
 )
 from miniq.store.embedded.kv import Ordered
-from miniq.store.embedded.logged import replay, verify_log
+from miniq.store.embedded.logged import replay, require_no_log, verify_log
 from miniq.store.embedded.manifest import TABLES
 from miniq.store.embedded.verify import verify
 from miniq.store.embedded.window import sizes_of
@@ -140,6 +140,8 @@ def _check(folder: str, report: Report, progress: Progress) -> None:
     log_id = log_id_of(folder) if files is None else None
     if log_id is not None:
         verify_log(folder, log_id)
+    elif files is None and report.kind == "store":
+        require_no_log(folder)
     with _opened_copy(report.engine, folder, log_id, report.damage) as kv:
         _check_records(kv, report, advance)
     progress(total, total)

@@ -80,7 +80,7 @@ class RocksEngine:
 
         self._rd = rd
         self._path = path
-        options = _base_options(rd)
+        options = _base_options(rd, path)
         options.create_if_missing(True)
         # Logs of earlier versions were recycled, and end at the first invalid record; `extent.py` detects one that ends
         # too early.
@@ -119,7 +119,7 @@ class RocksEngine:
                 try:
                     if not logged:
                         self._db.flush(True)
-                    self.extent = Extent(path)
+                    self.extent = Extent(path, logged)
                 except BaseException:
                     self._db.close()
                     raise
@@ -251,15 +251,23 @@ class RocksEngine:
                     self.extent.close()
 
 
-def _base_options(driver: Any) -> Any:
+def _base_options(driver: Any, path: str) -> Any:
     """Options whose engine writes nothing by itself when it ends: `close` has it write before, and after a failure, or
     in a folder that was replaced, it must not. The driver takes this option from a file alone."""
-    with tempfile.TemporaryDirectory(prefix="miniq-options-") as folder:
+    with _temporary_folder(path) as folder:
         for name, text in (("CURRENT", "MANIFEST-000001\n"), ("OPTIONS-000001", _OPTIONS)):
             with open(os.path.join(folder, name), "w", encoding="ascii") as file:
                 file.write(text)
         options, _ = driver.Options.load_latest(folder)
     return options
+
+
+def _temporary_folder(path: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder for a moment, beside the database where there is no other place for it."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="miniq-options-")
+    except OSError:
+        return tempfile.TemporaryDirectory(prefix="miniq-options-", dir=os.path.dirname(path))
 
 
 def _unlogged(driver: Any, no_slowdown: bool) -> Any:
@@ -291,7 +299,7 @@ class LevelEngine:
                 sync_folder(path)
                 if not logged:
                     self._write_memory()
-                self.extent = Extent(path)
+                self.extent = Extent(path, logged)
             except BaseException:
                 self._db.close()
                 raise

@@ -70,6 +70,11 @@ def read(data: str) -> Note | None:
     return None
 
 
+def segments_in(note: Note | None) -> tuple[int, int, int]:
+    """The oldest and the newest segment of the commit log, and a change that it has, as noted."""
+    return (0, 0, 0) if note is None else (note.older.number, note.log.number, note.log.synced)
+
+
 def encode(note: Note) -> bytes:
     raw = msgspec.msgpack.encode(note)
     raw = len(raw).to_bytes(2, "little") + raw
@@ -79,12 +84,14 @@ def encode(note: Note) -> bytes:
 class Extent:
     """Keeps the note of an open database up to date."""
 
-    def __init__(self, data: str) -> None:
+    def __init__(self, data: str, logged: bool = False) -> None:
         number = current(data)
         assert number is not None  # noqa: S101
         self.manifest = os.open(manifest_path(data, number), os.O_RDONLY | os.O_CLOEXEC)
         self._file = os.open(os.path.join(data, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.note = Note(boot_id(), number, 0, 0)
+        if logged and (before := read(data)) is not None:  # what it says of the commit log holds
+            self.note.older.number, self.note.log.number, self.note.log.synced = segments_in(before)
         self._following = threading.Lock()
         self.follow()
 
@@ -98,12 +105,12 @@ class Extent:
             os.pwrite(self._file, encode(note), 0)
             os.fdatasync(self._file)
 
-    def note_segments(self, oldest: int, newest: int) -> None:
-        """Note which segments of the commit log there are: before the oldest is removed, and once the newest is on
-        disk."""
+    def note_segments(self, oldest: int, newest: int, change: int) -> None:
+        """Note which segments of the commit log there are, before the oldest is removed and once the newest is on disk,
+        and a change that is on disk."""
         with self._following:
             removes = oldest != self.note.older.number
-            self.note.older.number, self.note.log.number = oldest, newest
+            self.note.older.number, self.note.log.number, self.note.log.synced = oldest, newest, change
             os.pwrite(self._file, encode(self.note), 0)
             if removes:
                 os.fdatasync(self._file)

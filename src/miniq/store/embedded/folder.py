@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from miniq.errors import NoSpace, StoreError, StoreFailed, StoreFormat, StoreLocked, StoreUnavailable
 from miniq.store.embedded import extent
 from miniq.store.embedded.keys import FORMAT
+from miniq.store.embedded.kv import Room
 from miniq.store.embedded.wal import corrupt
 
 log = logging.getLogger("miniq.store")
@@ -47,6 +48,10 @@ class Marker(Struct, omit_defaults=True):
     """Whether there has been a database in it."""
     log: str | None = None
     """The id of its commit log, None if there is none yet."""
+
+
+class _StrictMarker(Marker, forbid_unknown_fields=True):
+    """Without fields of later versions: what is not known is damaged."""
 
 
 class Folder:
@@ -258,7 +263,10 @@ def _marker(folder: str, field: str = "store") -> Marker | str:
     """The marker of a folder, or why there is none."""
     try:
         with open(os.path.join(folder, MARKER), "rb") as file:
-            marker = msgspec.json.decode(file.read(), type=Marker)
+            raw = file.read()
+        marker = msgspec.json.decode(raw, type=Marker)
+        if marker.format <= FORMAT:
+            msgspec.json.decode(raw, type=_StrictMarker)
     except FileNotFoundError:
         return "it is missing"
     except PermissionError:
@@ -275,15 +283,16 @@ class Space:
         self._folder = folder
         self._failure = failure
         """Why the store has failed, None if it has not."""
-        self.is_short: Callable[[], bool] = lambda: False
-        """Whether the disk was already too full for the commit log."""
+        self.room = Room(lambda: None)
+        """Of the commit log."""
         self.min_free = min_free_bytes
         self._unchecked = CHECK_BYTES
 
     def check(self, size: int, count: int) -> None:
         """Check the free space about once per MiB sent, and every time while the disk is full."""
-        self._unchecked += size + 512 * count
-        if self._unchecked < CHECK_BYTES:
+        needed = size + 512 * count
+        self._unchecked += needed
+        if self._unchecked < CHECK_BYTES and needed < self.room.left and not self.room.is_short:
             return
         try:
             disk = os.statvfs(self._folder.path)
@@ -291,7 +300,8 @@ class Space:
             unreachable = f"store: {self._folder.path} is unreachable: {error.strerror}"
             raise self._failure() or StoreUnavailable(unreachable, field="store") from None
         free = disk.f_bavail * disk.f_frsize
-        if self.is_short():
+        if self.room.is_short or free < 2 * needed:
+            self.room.retry()
             raise NoSpace(
                 f"store: {free} bytes free on the disk of {self._folder.path} are too few for the commit log; free "
                 "some space and send again",

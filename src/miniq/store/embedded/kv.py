@@ -43,11 +43,21 @@ class KV(Ordered, Protocol):
         ...
 
 
+class Room:
+    """What is left for the next writes."""
+
+    def __init__(self, retry: Callable[[], None]) -> None:
+        self.left = 0
+        """Bytes that can be written without asking the disk for more."""
+        self.is_short = False
+        """Whether the disk was too full for more."""
+        self.retry = retry
+        """Ask again."""
+
+
 class DiskKV(KV, Protocol):
     @property
-    def short_of_space(self) -> bool:
-        """Whether the disk was too full to prepare for the next writes."""
-        ...
+    def room(self) -> Room: ...
 
     def checkpoint(self, path: str) -> None:
         """A consistent copy in the new folder `path`."""

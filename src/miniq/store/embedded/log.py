@@ -16,6 +16,7 @@ from time import monotonic
 from zlib import crc32
 
 from miniq.store.embedded import segments
+from miniq.store.embedded.kv import Room
 from miniq.store.embedded.segments import (
     ALIGNMENT,
     CHANGE,
@@ -60,12 +61,12 @@ class CommitLog:
         log_id: bytes,
         tail: Tail,
         applied: int,
-        note: Callable[[int, int], None],
+        note: Callable[[int, int, int], None],
         durable: bool = True,
     ) -> None:
         """Continue a log that was read to its end, or begin one. `applied` is the last change that the engine has on
-        disk. `note` is called with the numbers of the oldest and the newest segment: once that is on disk, and before
-        that is removed."""
+        disk. `note` is called with the numbers of the oldest and the newest segment, once that is on disk and before
+        that is removed, and with a change that is on disk."""
         self._folder = folder
         self._id = log_id
         self._durable = durable
@@ -78,6 +79,8 @@ class CommitLog:
         """Bytes before `_at` that may not be on disk."""
         self._sync = self._lazy = -1
         self._spare: threading.Thread | None = None
+        self._seed = 0
+        self.room = Room(self._retry)
         self._spare_error: OSError | None = None
         """Why the last attempt to make the next segment failed."""
         self._tried = 0.0
@@ -103,6 +106,9 @@ class CommitLog:
             self._begin_segment(SMALLEST)
             return
         self.number, self._size = tail.segments[-1].number, tail.segments[-1].size
+        for number in segments.numbers(self._folder):
+            if number < tail.segments[0].number:  # its removal was interrupted
+                self._remove(segments.file_name(number))
         self._open()
         os.fdatasync(self._lazy)  # what was read was perhaps only in the page cache
         if applied > tail.change:  # after a power loss, of changes that were not synced
@@ -131,7 +137,7 @@ class CommitLog:
         change = self.last + 1
         chain = crc32(payload, self._chain)
         header = RECORD.pack(MAGIC, CHANGE, is_masked, length, change, self._on_disk, chain)
-        parts = [header, crc32(header).to_bytes(4, "little"), payload, _ENDS[size - HEADER - length]]
+        parts = [header, crc32(header, self._seed).to_bytes(4, "little"), payload, _ENDS[size - HEADER - length]]
         if sync and self._durable:
             before = len(self._unsynced)
             if before:
@@ -148,6 +154,7 @@ class CommitLog:
                 if len(self._unsynced) > UNSYNCED:
                     self._sync_rest()
         self._at += size
+        self.room.left = self._size - self._at
         self.last, self._chain = change, chain
         if self._spare is None and self._at > self._size // 2:
             self._make_spare()
@@ -204,6 +211,7 @@ class CommitLog:
                 self._remove(_SPARE)
                 self._fill(size)
                 self._spare_error = None
+                self.room.is_short = False
             size = self._spare_size()
             file = os.open(_SPARE, os.O_WRONLY | os.O_DSYNC | os.O_CLOEXEC, dir_fd=self._handle)
             try:
@@ -215,7 +223,7 @@ class CommitLog:
             os.fsync(self._handle)
         if self.number and seals:
             seal = RECORD.pack(MAGIC, SEAL, False, 0, self.last, self.last, self._chain)
-            os.pwrite(self._sync, seal + crc32(seal).to_bytes(4, "little") + END, self._at)
+            os.pwrite(self._sync, seal + crc32(seal, self._seed).to_bytes(4, "little") + END, self._at)
         with self._lock:  # at once, so that `release` never takes the old one for the newest
             if self.number:
                 self._full.append(Read(self.number, self._size, self.last))
@@ -225,28 +233,27 @@ class CommitLog:
         self._open()
 
     def _note_segments(self) -> None:
-        self._note(self._full[0].number if self._full else self.number, self.number)
+        self._note(self._full[0].number if self._full else self.number, self.number, self._on_disk)
 
     def _open(self) -> None:
         for file in (self._sync, self._lazy):
             if file >= 0:
                 os.close(file)
+        self._seed = segments.seed(self._id, self.number)
         name, flags = segments.file_name(self.number), os.O_WRONLY | os.O_CLOEXEC
         self._sync = os.open(name, flags | os.O_DSYNC, dir_fd=self._handle)
         self._lazy = os.open(name, flags, dir_fd=self._handle)
+        self.room.left = self._size - self._at
 
     def _sync_rest(self) -> None:
         os.fdatasync(self._lazy)
         self._unsynced.clear()
         self._on_disk = self.last
 
-    @property
-    def short_of_space(self) -> bool:
-        """Whether the disk is too full for the next segment, which is tried again meanwhile."""
-        error = self._spare_error
-        if error is not None and error.errno in _FULL and monotonic() > self._tried + RETRY:
+    def _retry(self) -> None:
+        """Try to make the next segment again, after a while."""
+        if monotonic() > self._tried + RETRY:
             self._make_spare()
-        return error is not None and error.errno in _FULL
 
     def _make_spare(self) -> None:
         """Make the next segment in the background."""
@@ -256,8 +263,11 @@ class CommitLog:
             try:
                 self._fill(size)
                 self._spare_error = None
+                self.room.is_short = False
             except OSError as error:
                 self._spare_error = error
+                self.room.is_short = error.errno in _FULL
+                self._remove(_SPARE)  # what there is of it may be all that is left for others
 
         if self._sparing.acquire(blocking=False):  # otherwise a segment is being begun
             try:

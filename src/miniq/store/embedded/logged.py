@@ -19,10 +19,11 @@ import msgspec
 from miniq.errors import MiniQError, StoreError, StoreFailed
 from miniq.store.embedded import extent, segments
 from miniq.store.embedded.engine import MIB, Engine, open_engine
-from miniq.store.embedded.folder import Folder, log_id_of, sync_folder
-from miniq.store.embedded.kv import DiskKV, Op, Seek
+from miniq.store.embedded.folder import MARKER, Folder, log_id_of, sync_folder
+from miniq.store.embedded.kv import DiskKV, Op, Room, Seek
 from miniq.store.embedded.log import LARGEST, CommitLog
 from miniq.store.embedded.segments import LogReader, Tail
+from miniq.store.embedded.wal import corrupt
 
 log = logging.getLogger("miniq.store")
 PENDING = 64 * MIB
@@ -37,24 +38,32 @@ def open_kv(folder: Folder, durable: bool) -> DiskKV:
     log_id = log_id_of(folder.path)
     if log_id is not None:
         verify_log(folder.path, log_id)
+    else:
+        require_no_log(folder.path)
     folder.log_id = log_id or os.urandom(8)
     engine = open_engine(folder.engine, folder.data, log_id is not None)
     return LoggedKV(engine, folder.path, folder.log_id, durable, log_id is None)
+
+
+def require_no_log(folder: str) -> None:
+    """Raise if a folder has a commit log that its marker does not name. One without changes is left by a start that was
+    interrupted."""
+    if segments.has_changes(os.path.join(folder, segments.NAME)):
+        raise corrupt(os.path.join(folder, MARKER), "it does not name the commit log that is there")
 
 
 def verify_log(folder: str, log_id: bytes) -> None:
     """Raise if the log of a folder is damaged, lacks segments, or is another one, before its engine may write."""
     try:
         note = extent.read(os.path.join(folder, "data"))
-        oldest, newest = (0, 0) if note is None else (note.older.number, note.log.number)
-        segments.verify(os.path.join(folder, segments.NAME), log_id, oldest, newest)
+        segments.verify(os.path.join(folder, segments.NAME), log_id, *extent.segments_in(note))
     except OSError as error:
         raise StoreError(f"store: cannot open {error.filename}: {error.strerror}", field="store") from None
 
 
 def replay(engine: Engine, folder: str, log_id: bytes) -> Tail:
     """Apply to an engine what a log has that it lacks."""
-    reader = LogReader(folder, log_id, engine.applied())
+    reader = LogReader(folder, log_id, engine.applied(), engine.extent.note.older.number)
     replayed = 0
     for number, payload in reader:
         engine.apply(_decode(payload), number)
@@ -85,16 +94,19 @@ class LoggedKV:
             tail = self._create(on_disk) if is_new else replay(engine, self._folder, log_id)
             self._applied = max(on_disk, tail.change)
             self._log = CommitLog(self._folder, log_id, tail, on_disk, engine.extent.note_segments, durable)
-        except BaseException:
+        except BaseException as error:
             engine.close()
+            if isinstance(error, OSError):
+                text = f"store: cannot open {error.filename or self._folder}: {error.strerror}"
+                raise StoreError(text, field="store") from error
             raise
         self._thread = threading.Thread(target=self._run, name="miniq-index", daemon=True)
         self._thread.start()
 
     def _create(self, applied: int) -> Tail:
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        for name in os.listdir(self._folder):  # of an interrupted start, without changes
-            os.unlink(os.path.join(self._folder, name))
+        for number in segments.numbers(self._folder):  # of an interrupted start, without changes
+            os.unlink(os.path.join(self._folder, segments.file_name(number)))
         sync_folder(os.path.dirname(self._folder))
         return Tail(applied)
 
@@ -188,8 +200,8 @@ class LoggedKV:
     # The folder
 
     @property
-    def short_of_space(self) -> bool:
-        return self._log.short_of_space
+    def room(self) -> Room:
+        return self._log.room
 
     def checkpoint(self, path: str) -> None:
         self.catch_up(True)

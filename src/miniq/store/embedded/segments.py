@@ -20,6 +20,7 @@ missing sector is all zeros. That is how a torn write differs from damage:
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Iterator
 from zlib import crc32
@@ -27,7 +28,6 @@ from zlib import crc32
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from miniq.errors import StoreCorrupt
 from miniq.store.embedded.wal import corrupt
 
 NAME = "log"
@@ -36,6 +36,7 @@ SUFFIX = ".segment"
 SECTOR = 512
 ALIGNMENT = 32
 """Divides `SECTOR`, and is not less than `HEADER`, so that no header crosses sectors."""
+_FILE = re.compile(rf"(\d{{6,}}){re.escape(SUFFIX)}")
 START = 64
 """Where the first record of a segment begins."""
 RECORD = struct.Struct("<2sBBIQQI")
@@ -74,7 +75,25 @@ def numbers(folder: str) -> list[int]:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    return sorted(int(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX))
+    found = {name: int(match[1]) for name in names if (match := _FILE.fullmatch(name)) is not None}
+    return sorted(number for name, number in found.items() if name == file_name(number))
+
+
+def has_changes(folder: str) -> bool:
+    """Whether there is a log in a folder to which something was written."""
+    found = numbers(folder)
+    if len(found) > 1:
+        return True
+    for number in found:
+        with open(os.path.join(folder, file_name(number)), "rb") as file:
+            return any(file.read(START + HEADER)[START:])
+    return False
+
+
+def seed(log_id: bytes, number: int) -> int:
+    """What the checksums of headers in a segment begin with, so that no body can hold a record that seems to be one of
+    this segment."""
+    return crc32(log_id + number.to_bytes(8))
 
 
 def encode_opening(opening: Opening) -> bytes:
@@ -130,9 +149,12 @@ class LogReader:
     """Reads a log in order. `tail` says afterwards where it ends. Raises `StoreCorrupt` if it is damaged, or does not
     continue at the change after `applied`, which is the last that the engine has on disk."""
 
-    def __init__(self, folder: str, log_id: bytes, applied: int | None) -> None:
-        """Without `applied`, all that can be verified without it is verified."""
+    def __init__(self, folder: str, log_id: bytes, applied: int | None, oldest: int = 0) -> None:
+        """Without `applied`, all that can be verified without it is verified. Segments before the oldest were to be
+        removed."""
         self._folder = folder
+        self._oldest = oldest
+        self._seed = 0
         self._applied = applied
         self._log_id = log_id
         self._sealed = False
@@ -140,7 +162,7 @@ class LogReader:
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         """The changes after `applied`, with their payloads."""
-        found = numbers(self._folder)
+        found = [number for number in numbers(self._folder) if number >= self._oldest]
         if not found:
             raise corrupt(self._folder, "it has no segment")
         for number in found:
@@ -158,9 +180,10 @@ class LogReader:
             raise corrupt(path, f"its size is {len(raw)} B, and was {opening.size} B")
         tail = self.tail
         tail.at, tail.is_clean = START, True
+        self._seed = seed(opening.log_id, number)
         self._sealed = sealed = False
         while not sealed:
-            header = _decode_header(path, raw, tail.at)
+            header = self._header(path, raw)
             payload = None if header is None else self._payload(path, raw, header)
             if header is None or payload is None:
                 break
@@ -213,32 +236,41 @@ class LogReader:
             raise corrupt(path, f"the record at byte {at}, change {change}, has a wrong checksum")
         return None
 
+    def _header(self, path: str, raw: bytes) -> tuple[int, int, int, int, int, int] | None:
+        """Kind, masked or not, length, change, durable and checksum of the record at the end of what was read; None if
+        there is none."""
+        at = self.tail.at
+        header = _decode_header(raw, at, self._seed)
+        if header is None and any(raw[at : at + HEADER]) and not _is_zero(raw, at + HEADER):
+            raise corrupt(path, f"the header at byte {at} has a wrong checksum")
+        return header
+
     def _require_torn(self, path: str, raw: bytes) -> None:
         """Raise if a record after the end says that the log had gone on there, on disk."""
         at = self.tail.at
         while (at := raw.find(MAGIC, at)) >= 0:
-            if at % ALIGNMENT == 0:
-                try:
-                    header = _decode_header(path, raw, at)
-                except StoreCorrupt:
-                    header = None
-                if header is not None and header[4] > self.tail.change:
-                    raise corrupt(
-                        path,
-                        f"the record at byte {self.tail.at} is missing: change {self.tail.change + 1} was on disk, "
-                        f"as the record at byte {at} says",
-                    )
+            header = None if at % ALIGNMENT else _decode_header(raw, at, self._seed)
+            if header is not None and header[4] > self.tail.change:
+                raise corrupt(
+                    path,
+                    f"the record at byte {self.tail.at} is missing: change {self.tail.change + 1} was on disk, "
+                    f"as the record at byte {at} says",
+                )
             at += 1
 
 
-def verify(folder: str, log_id: bytes, oldest: int, newest: int) -> None:
-    """Raise if a log is damaged, or lacks one of the segments that it had for certain."""
-    found = numbers(folder)
+def verify(folder: str, log_id: bytes, oldest: int, newest: int, change: int) -> None:
+    """Raise if a log is damaged, or lacks one of the segments, or ends before a change, that it had for certain."""
+    found = [number for number in numbers(folder) if number >= oldest]
     for number in {oldest, newest, *range(found[0], found[-1])} - {0} if found else ():
         if number not in found:
             raise corrupt(os.path.join(folder, file_name(number)), "it is missing")
-    for _ in LogReader(folder, log_id, None):
+    reader = LogReader(folder, log_id, None, oldest)
+    for _ in reader:
         pass
+    if reader.tail.change < change:
+        path = os.path.join(folder, file_name(found[-1]))
+        raise corrupt(path, f"it ends with change {reader.tail.change}, and there was change {change}")
 
 
 def _decode_opening(path: str, raw: bytes) -> Opening:
@@ -248,18 +280,12 @@ def _decode_opening(path: str, raw: bytes) -> Opening:
     return Opening(log_id, number, first, size, chain)
 
 
-def _decode_header(path: str, raw: bytes, at: int) -> tuple[int, int, int, int, int, int] | None:
-    """Kind, masked or not, length, change, durable and checksum of a record; None if there is none."""
-    if at + HEADER > len(raw):
-        return None
+def _decode_header(raw: bytes, at: int, seed: int) -> tuple[int, int, int, int, int, int] | None:
+    """Kind, masked or not, length, change, durable and checksum of a record; None if none begins there."""
     header = raw[at : at + HEADER]
-    if not any(header):
+    if len(header) < HEADER or header[:2] != MAGIC or crc32(header[:-4], seed) != int.from_bytes(header[-4:], "little"):
         return None
-    magic, kind, is_masked, length, change, durable, checksum = RECORD.unpack_from(header)
-    if magic != MAGIC or crc32(header[:-4]) != int.from_bytes(header[-4:], "little"):
-        if _is_zero(raw, at + HEADER):
-            return None
-        raise corrupt(path, f"the header at byte {at} has a wrong checksum")
+    _, kind, is_masked, length, change, durable, checksum = RECORD.unpack_from(header)
     return kind, is_masked, length, change, durable, checksum
 
 

@@ -230,7 +230,7 @@ class EmbeddedStore(KeyValueStore):
         self._folder.open()
         try:
             kv = open_kv(self._folder, self._durable)
-            self._space.is_short = lambda: kv.short_of_space
+            self._space.room = kv.room
         except BaseException:
             self._folder.close()
             raise
