@@ -107,8 +107,8 @@ def test_an_interruption_leaves_a_target_that_is_refused(tmp_path: Path, number:
     process = subprocess.Popen(
         [sys.executable, "-m", "miniq", "migrate", source, target], stderr=subprocess.PIPE, text=True
     )
-    # The first log of the target's database grows once the mark and the first messages are written.
-    while not any(file.stat().st_size > 100_000 for file in (tmp_path / "target" / "data").glob("*.log")):
+    # The second segment of the target's log begins once the mark and the first messages are written.
+    while not (tmp_path / "target" / "log" / "000002.segment").exists():
         assert process.poll() is None
         time.sleep(0.005)
     os.kill(process.pid, number)
