@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 # Two stamps in one environment: the broker and its command, and on top of it what tests, benchmarks and Spark need.
 BASE := $(VENV)/.base
 READY := $(VENV)/.ready
-WORKERS ?= 2
+WORKERS ?= 3
 # Tests start hundreds of Pythons: each would compile MiniQ anew where the environment forbids bytecode. Files run in the
 # order of their names: acceptance, which takes longest, comes first and the short unit tests last, on both workers.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)

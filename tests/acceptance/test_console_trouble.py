@@ -250,6 +250,20 @@ def test_claims_of_all_queues_come_with_one_request_and_are_released(visit: Visi
     queue.delete()
 
 
+def test_a_stuck_claim_is_marked_also_if_the_statistics_come_later(visit: Visit) -> None:
+    held: list[Route] = []
+    asked = re.compile("/v1/(events|stats)")
+    page = visit.page
+    page.route(asked, lambda route: held.append(route))
+    page.goto(f"{visit.url}/console#/claims")
+    row = page.locator("tbody tr", has_text="nightly")
+    expect(row).to_have_count(1)
+    expect(row.locator("td.bad")).to_have_count(0)
+    assert held
+    page.unroute(asked)  # which lets go what is held
+    expect(row.locator("td.bad")).to_have_text(re.compile("^1. min$"))
+
+
 @pytest.mark.parametrize("width", [1280, 390, 320])
 def test_the_history_says_the_date_once_and_covers_nothing(visit: Visit, width: int) -> None:
     visit.page.set_viewport_size({"width": width, "height": 800})

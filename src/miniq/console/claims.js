@@ -21,9 +21,13 @@ export async function claimsPage(main, { signal, identity }) {
     h("p", { class: "note" }, "Pipelines read a queue in claims: numbered batches that don't change until they are acked."),
     h("div", { class: "card flush" }, h("div", { class: "scroll" }, table), foot));
 
+  let ages = []; // cells, each with its group and claim
+  const mark = () => ages.forEach(([cell, group, claim]) => cell.classList.toggle("bad", Boolean(isStuck(group, claim.claim))));
+
   async function load() {
     const { groups } = await api.claims(signal);
     if (signal.aborted) return;
+    ages = [];
     clear(body, groups.map((group) => {
       const open = group.claims.filter((claim) => claim.state === "held");
       const shown = open.length ? open : group.claims.slice(-1);
@@ -35,13 +39,20 @@ export async function claimsPage(main, { signal, identity }) {
         h("td", { class: "num", "data-label": "Claim" }, claim ? exact(claim.claim) : "–"),
         h("td", { class: "num", "data-label": "Messages" }, claim ? exact(claim.messages) : "–"),
         h("td", { class: "num", "data-label": "Bytes" }, claim ? bytes(claim.bytes) : "–"),
-        h("td", { class: claim && isStuck(group, claim.claim) ? "num bad" : "num", "data-label": "Age" }, claim ? age(claim.made_at) : "–"),
+        aged(group, claim),
         h("td", { class: "num", "data-label": "Last acked" }, exact(group.acked)),
         h("td", { class: "bare acts" }, open.length > 0 && !place && mayRelease(identity, group.queue) && h("div", { class: "row" }, h("button", { type: "button", "aria-label": `Release ${group.group} of ${group.queue}`, onclick: () => release(group, open) }, "Release")))));
     }));
+    mark();
     table.hidden = !groups.length;
     clear(foot, !groups.length && empty("No claims", "A Spark stream with format(\"miniq\") makes claims; so does:",
       curl(keyed, "/queues/emails/claims", { group: "etl", after: 0 }), python(keyed, 'claim = mq.queue("emails").claims("etl").next(0)')));
+  }
+
+  function aged(group, claim) {
+    const cell = h("td", { class: "num", "data-label": "Age" }, claim ? age(claim.made_at) : "–");
+    if (claim) ages.push([cell, group, claim]);
+    return cell;
   }
 
   async function release(group, open) {
@@ -59,6 +70,7 @@ export async function claimsPage(main, { signal, identity }) {
       : h("a", { class: "button", href: "/v1/report", target: "_blank", rel: "noopener" }, text));
   }
 
+  live.addEventListener("stats", mark, { signal }); // they may come after the claims
   await load();
   if (identity?.report) await last().catch(() => {}); // there may be no report yet
 }
