@@ -69,7 +69,7 @@ def replay(engine: Engine, folder: str, log_id: bytes) -> Tail:
         engine.apply(_decode(payload), number)
         replayed += len(payload)
     if replayed > MIB:
-        log.info("applied %d MB of the commit log to the database", replayed // MIB)
+        log.debug("applied %d MB of the commit log to the database", replayed // MIB)
     return reader.tail
 
 
