@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +19,9 @@ from tests.conftest import store_url
 from tests.server import clear, server
 from tests.serving import Served
 from tests.spark import spark
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 __all__ = ["server", "spark"]
 
@@ -74,3 +78,17 @@ def broker(server: Served) -> Iterator[miniq.Client]:
     clear(server.url)
     with miniq.connect(server.url) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from tests.acceptance.browser import browsing
+
+    with browsing() as opened:
+        yield opened
+
+
+@pytest.fixture
+def size() -> str:
+    """Of the browser's window, unless a test names others."""
+    return "desk"

@@ -16,23 +16,12 @@ from playwright.sync_api import Browser, Route, expect
 
 import miniq
 from miniq.server.http.console import files
-from tests.acceptance.browser import Visit, both_sizes, browsing
+from tests.acceptance.browser import Visit, both_sizes
 from tests.serving import Served, serving
 
 HOSTILE = (
     '<script>window.hacked=1</script><img src=x onerror="window.hacked=1">"\'&amp; 😀 \u202eright to left\u202c שלום'
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
-
-
-@pytest.fixture
-def size() -> str:
-    return "desk"
 
 
 @pytest.fixture

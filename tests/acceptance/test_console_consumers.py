@@ -13,18 +13,12 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, expect
 
 import miniq
-from tests.acceptance.browser import Visit, browsing
+from tests.acceptance.browser import Visit
 from tests.serving import Served, serving
 
 LONG = "worker-" + "x" * 90
 MARKUP = "<b>ann</b>"
 SERIES = ("ready", "leased", "delayed", "sent", "received", "acked", "failed", "dead")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
 
 
 @pytest.fixture(params=[("desk", "light"), ("phone", "dark")], ids="-".join)

@@ -10,17 +10,11 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import miniq
-from tests.acceptance.browser import Visit, browsing
+from tests.acceptance.browser import Visit
 from tests.serving import Served
 
 MANY = 2100
 """More dead letters than the console reads to show groups."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
 
 
 @pytest.fixture

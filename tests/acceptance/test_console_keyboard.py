@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import miniq
-from tests.acceptance.browser import Visit, browsing
+from tests.acceptance.browser import Visit
 from tests.serving import Served, serving
 
 FOCUSED = """() => {
@@ -19,12 +19,6 @@ FOCUSED = """() => {
 }"""
 MOST = 90
 """Tabs from one end of a page to the other."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
 
 
 @pytest.fixture

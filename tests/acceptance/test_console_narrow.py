@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 import miniq
-from tests.acceptance.browser import Visit, browsing
+from tests.acceptance.browser import Visit
 from tests.serving import Served
 
 LONG = "orders-of-the-european-shop-and-its-partners"
@@ -35,12 +35,6 @@ CUT = """() => {
   if (tab.left < 0 || tab.right > innerWidth) bad.push("the current page is not visible in the menu");
   return bad;
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
 
 
 @pytest.fixture

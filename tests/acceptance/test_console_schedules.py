@@ -13,16 +13,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
 import miniq
-from tests.acceptance.browser import Visit, both_sizes, browsing
+from tests.acceptance.browser import Visit, both_sizes
 from tests.serving import Served, serving
 
 TOKYO = ZoneInfo("Asia/Tokyo")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -30,11 +24,6 @@ def mq(broker: miniq.Client) -> Iterator[miniq.Client]:
     yield broker
     for schedule in broker.schedules():
         broker.delete_schedule(schedule.name)
-
-
-@pytest.fixture
-def size() -> str:
-    return "desk"
 
 
 @pytest.fixture

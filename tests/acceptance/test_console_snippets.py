@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, expect
 
 import miniq
-from tests.acceptance.browser import Visit, browsing
+from tests.acceptance.browser import Visit
 from tests.serving import serving
 
 PAGES = {
@@ -23,12 +22,6 @@ PAGES = {
     "/topics/news": "No subscriptions",
 }
 CLIPBOARD = ["clipboard-read", "clipboard-write"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
 
 
 def copied(visit: Visit, button: str) -> str:

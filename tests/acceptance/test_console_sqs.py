@@ -8,15 +8,9 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 import miniq
-from tests.acceptance.browser import Visit, browsing
+from tests.acceptance.browser import Visit
 from tests.serving import Served
 from tests.sqs import client
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
 
 
 @pytest.fixture

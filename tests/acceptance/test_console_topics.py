@@ -9,20 +9,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import miniq
-from tests.acceptance.browser import SIZES, Visit, both_sizes, browsing
+from tests.acceptance.browser import SIZES, Visit, both_sizes
 from tests.acceptance.test_console import check
 from tests.serving import Served, serving
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
-
-
-@pytest.fixture
-def size() -> str:
-    return "desk"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 import miniq
 from miniq.celery.summary import task_of
-from tests.acceptance.browser import Visit, browsing
+from tests.acceptance.browser import Visit
 from tests.acceptance.celery_kit import call, environment
 from tests.acceptance.staged import gone, graded, staged, trouble
 
@@ -32,12 +32,6 @@ CELERY = {
     "eta": "2027-01-01T00:00:00Z",
 }
 DRAMATIQ = {"actor_name": "send_mail", "args": ["a@b.c"], "kwargs": {"n": 1}, "options": {"retries": 2}}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

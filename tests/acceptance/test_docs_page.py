@@ -12,22 +12,11 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, expect
 
 import miniq
-from tests.acceptance.browser import Visit, both_sizes, browsing
+from tests.acceptance.browser import Visit, both_sizes
 from tests.serving import Served
 
 REFUSED = "Failed to load resource: the server responded with a status of 4"
 """What Chromium itself logs of a reply that refuses a request."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
-
-
-@pytest.fixture
-def size() -> str:
-    return "desk"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, expect
 
 import miniq
 from miniq.cli.root import COMMANDS
-from tests.acceptance.browser import Visit, browsing
+from tests.acceptance.browser import Visit
 from tests.serving import Served, serving
 
 ROOT = Path(__file__).parents[2]
@@ -58,12 +58,6 @@ def served(installed: Path) -> Iterator[Served]:
                 status, _, text = got(f"{broker.url}/manual/")
             assert status == 200, text
             yield broker
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as opened:
-        yield opened
 
 
 def got(url: str) -> tuple[int, dict[str, str], str]:
