@@ -9,7 +9,7 @@ BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 WORKERS ?= 3
 # Tests start hundreds of Pythons: each would compile MiniQ anew where the environment forbids bytecode. Files run in the
-# order of their names: acceptance, which takes longest, comes first and the short unit tests last, on both workers.
+# order of their names: acceptance, which takes longest, comes first and the short unit tests last, on all workers, which wait for half of the time.
 TESTS := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 
 .DEFAULT_GOAL := help

@@ -260,7 +260,7 @@ async def test_the_log_of_another_store_is_refused(url: str, engine: str, folder
         await broker.send("default", [Draft(b"2")])
         shutil.rmtree(killed / "log")
         copy_as_after_kill(other / "log", killed / "log")
-    assert "000001.segment is damaged (it is of the log of another store)" in await refusal(engine, killed)
+    assert "000001.segment is damaged (it belongs to the log of another store)" in await refusal(engine, killed)
 
 
 @pytest.mark.parametrize("how", ["flipped", "older"])

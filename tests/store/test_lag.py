@@ -68,7 +68,7 @@ async def test_sends_are_confirmed_while_the_engine_is_stalled_and_a_kill_loses_
         assert sorted(map(str, await drain(broker, "q"))) == sorted(map(str, ["before", *range(40)]))
 
 
-async def test_who_reads_the_engine_finds_what_was_confirmed(url: str, stall: Stall) -> None:
+async def test_a_read_finds_what_was_confirmed(url: str, stall: Stall) -> None:
     async with opened(url) as broker:
         await send(broker, "q", "before")
         stall.open.clear()

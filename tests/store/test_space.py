@@ -198,10 +198,12 @@ def refuse_segments(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(commit_log, "RETRY", 0.0)
 
 
-async def fill_half_a_segment(broker: Broker) -> None:
+async def fill_half_a_segment(broker: Broker, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Until the next segment was to be made, and could not."""
+    refuse_segments(monkeypatch, number)
     await broker.send("q", [Draft(b"x" * 2000, "text/plain") for _ in range(80)])
-    commit = cast(EmbeddedStore, broker.store)._kv
-    await asyncio.to_thread(cast(LoggedKV, commit)._log._spare.join)  # type: ignore[union-attr]
+    kv = cast(LoggedKV, cast(EmbeddedStore, broker.store)._kv)
+    await asyncio.to_thread(kv._log._spare.join)  # type: ignore[union-attr]
 
 
 async def test_a_disk_without_room_for_the_next_segment_of_the_log_refuses_sends_until_there_is(
@@ -209,8 +211,7 @@ async def test_a_disk_without_room_for_the_next_segment_of_the_log_refuses_sends
 ) -> None:
     async with opened(url) as broker:
         with monkeypatch.context() as full:
-            refuse_segments(full, errno.ENOSPC)
-            await fill_half_a_segment(broker)
+            await fill_half_a_segment(broker, full, errno.ENOSPC)
             for size in (1, 2000, 20_000, 1_000_000):
                 with pytest.raises(NoSpace, match="too few for the commit log"):
                     await broker.send("q", [Draft(b"x" * size, "text/plain")])
@@ -233,8 +234,7 @@ async def test_an_error_of_the_disk_while_a_segment_is_made_is_final(
 ) -> None:
     async with opened(url) as broker:
         with monkeypatch.context() as broken:
-            refuse_segments(broken, errno.EIO)
-            await fill_half_a_segment(broker)
+            await fill_half_a_segment(broker, broken, errno.EIO)
             with pytest.raises(StoreFailed, match="Input/output error"):
                 await send(broker, "q", "x")
             with pytest.raises(StoreFailed):

@@ -252,8 +252,8 @@ class RocksEngine:
 
 
 def _base_options(driver: Any, path: str) -> Any:
-    """Options whose engine writes nothing by itself when it ends: `close` has it write before, and after a failure, or
-    in a folder that was replaced, it must not. The driver takes this option from a file alone."""
+    """Options with which the engine writes nothing when it is closed. `flush` comes before that; after a failure, or in
+    a folder that was replaced, nothing may be written. The driver reads this option only from a file."""
     with _temporary_folder(path) as folder:
         for name, text in (("CURRENT", "MANIFEST-000001\n"), ("OPTIONS-000001", _OPTIONS)):
             with open(os.path.join(folder, name), "w", encoding="ascii") as file:
@@ -263,7 +263,7 @@ def _base_options(driver: Any, path: str) -> Any:
 
 
 def _temporary_folder(path: str) -> tempfile.TemporaryDirectory[str]:
-    """A folder for a moment, beside the database where there is no other place for it."""
+    """A temporary folder; beside the database if the system has no usable place."""
     try:
         return tempfile.TemporaryDirectory(prefix="miniq-options-")
     except OSError:

@@ -46,8 +46,13 @@ class Note(Struct, array_like=True):
     """RocksDB: the sequence number at the last start; what is not above it is in tables."""
     log: Reach = field(default_factory=Reach)
     older: Reach = field(default_factory=Reach)
-    """LevelDB: the log before the current one, which may not be in a table yet. Since there is the commit log, these
-    two have the numbers of its newest and its oldest segment."""
+    """LevelDB: the log before the current one, which may not be in a table yet."""
+    oldest: int = 0
+    """The oldest segment of the commit log that is needed."""
+    newest: int = 0
+    """The newest one."""
+    change: int = 0
+    """A change that the commit log has on disk, or the tables."""
 
 
 _decode = msgspec.msgpack.Decoder(Note).decode
@@ -70,11 +75,6 @@ def read(data: str) -> Note | None:
     return None
 
 
-def segments_in(note: Note | None) -> tuple[int, int, int]:
-    """The oldest and the newest segment of the commit log, and a change that it has, as noted."""
-    return (0, 0, 0) if note is None else (note.older.number, note.log.number, note.log.synced)
-
-
 def encode(note: Note) -> bytes:
     raw = msgspec.msgpack.encode(note)
     raw = len(raw).to_bytes(2, "little") + raw
@@ -90,8 +90,8 @@ class Extent:
         self.manifest = os.open(manifest_path(data, number), os.O_RDONLY | os.O_CLOEXEC)
         self._file = os.open(os.path.join(data, NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.note = Note(boot_id(), number, 0, 0)
-        if logged and (before := read(data)) is not None:  # what it says of the commit log holds
-            self.note.older.number, self.note.log.number, self.note.log.synced = segments_in(before)
+        if logged and (before := read(data)) is not None:  # what it says of the commit log still holds
+            self.note.oldest, self.note.newest, self.note.change = before.oldest, before.newest, before.change
         self._following = threading.Lock()
         self.follow()
 
@@ -109,8 +109,8 @@ class Extent:
         """Note which segments of the commit log there are, before the oldest is removed and once the newest is on disk,
         and a change that is on disk."""
         with self._following:
-            removes = oldest != self.note.older.number
-            self.note.older.number, self.note.log.number, self.note.log.synced = oldest, newest, change
+            removes = oldest != self.note.oldest
+            self.note.oldest, self.note.newest, self.note.change = oldest, newest, change
             os.pwrite(self._file, encode(self.note), 0)
             if removes:
                 os.fdatasync(self._file)

@@ -303,8 +303,8 @@ class Space:
         if self.room.is_short or free < 2 * needed:
             self.room.retry()
             raise NoSpace(
-                f"store: {free} bytes free on the disk of {self._folder.path} are too few for the commit log; free "
-                "some space and send again",
+                f"store: {free} bytes free on the disk of {self._folder.path}, too few for the commit log; free some "
+                "space and send again",
                 field="store",
             )
         if free < self.min_free:

@@ -65,8 +65,8 @@ class CommitLog:
         durable: bool = True,
     ) -> None:
         """Continue a log that was read to its end, or begin one. `applied` is the last change that the engine has on
-        disk. `note` is called with the numbers of the oldest and the newest segment, once that is on disk and before
-        that is removed, and with a change that is on disk."""
+        disk. `note` is called with the numbers of the oldest and the newest segment, once a new one is on disk and
+        before old ones are removed, and with a change that is on disk."""
         self._folder = folder
         self._id = log_id
         self._durable = durable
@@ -85,10 +85,12 @@ class CommitLog:
         """Why the last attempt to make the next segment failed."""
         self._tried = 0.0
         self._sparing = threading.Lock()
-        """Held by the one that makes a segment of the spare file, or begins to make that."""
+        """Held while the spare file becomes a segment, and while a thread that fills it is started."""
         self._lock = threading.Lock()
         self._full = tail.segments[:-1]
         """Segments that are no longer written to."""
+        self.retained = sum(segment.size for segment in self._full)
+        """Bytes of these."""
         self.number, self._size = 0, 0
         """Of the segment that is written to."""
         self._at = tail.at
@@ -117,11 +119,6 @@ class CommitLog:
         elif not tail.is_clean:
             self._begin_segment(SMALLEST)
         self.release(applied)
-
-    @property
-    def retained(self) -> int:
-        """Bytes of segments that are no longer written to."""
-        return sum(segment.size for segment in self._full)
 
     def append(self, payload: bytes, sync: bool) -> int:
         """Write a change, to disk if `sync`; return its number."""
@@ -233,6 +230,7 @@ class CommitLog:
         self._open()
 
     def _note_segments(self) -> None:
+        self.retained = sum(segment.size for segment in self._full)
         self._note(self._full[0].number if self._full else self.number, self.number, self._on_disk)
 
     def _open(self) -> None:

@@ -1,8 +1,8 @@
 """An engine behind the commit log: a change is confirmed when the log has it, and applied to the engine afterwards.
 
-Who reads the engine applies what is pending first. Otherwise a thread does it, or the one that wrote the change, unless
-the engine would make it wait. With each change the engine gets its number, so that it knows after a crash which changes
-it lacks: all that follow the highest number that it has on disk, since it writes its memory tables in order.
+The thread that wrote a change applies it, unless the engine would delay that: then another thread does. A read applies
+what is pending first. Each change brings its number into the engine. After a crash that number says which changes are
+missing: all after the highest one on disk, since engines write their memory tables in order.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ def verify_log(folder: str, log_id: bytes) -> None:
     """Raise if the log of a folder is damaged, lacks segments, or is another one, before its engine may write."""
     try:
         note = extent.read(os.path.join(folder, "data"))
-        segments.verify(os.path.join(folder, segments.NAME), log_id, *extent.segments_in(note))
+        noted = (0, 0, 0) if note is None else (note.oldest, note.newest, note.change)
+        segments.verify(os.path.join(folder, segments.NAME), log_id, *noted)
     except OSError as error:
         raise StoreError(f"store: cannot open {error.filename}: {error.strerror}", field="store") from None
 
 
 def replay(engine: Engine, folder: str, log_id: bytes) -> Tail:
     """Apply to an engine what a log has that it lacks."""
-    reader = LogReader(folder, log_id, engine.applied(), engine.extent.note.older.number)
+    reader = LogReader(folder, log_id, engine.applied(), engine.extent.note.oldest)
     replayed = 0
     for number, payload in reader:
         engine.apply(_decode(payload), number)
@@ -145,7 +146,7 @@ class LoggedKV:
         try:
             number = self._log.append(payload, sync)
         except OSError as error:
-            self._failed = StoreFailed(f"store: {self._folder}: {error.strerror}", field="store")
+            self._failed = self._failure(error)
             raise self._failed from error
         self._pending.append((number, ops, len(payload)))
         self._logged += len(payload)
@@ -186,16 +187,15 @@ class LoggedKV:
                 self._failed = error
                 return
             except OSError as error:
-                self._failed = StoreFailed(f"store: {self._folder}: {error.strerror}", field="store")
+                self._failed = self._failure(error)
                 return
 
-    def _flush(self) -> int:
+    def _flush(self) -> None:
         """Have the engine write its changes to disk, and remove the segments that hold them."""
         applied = self._applied
         self._engine.flush()
         if not self._ended:
             self._log.release(applied)
-        return applied
 
     # The folder
 
@@ -225,6 +225,9 @@ class LoggedKV:
             finally:
                 self._log.abandon()
         except OSError as error:
-            raise StoreFailed(f"store: {self._folder}: {error.strerror}", field="store") from error
+            raise self._failure(error) from error
         finally:
             self._engine.close()
+
+    def _failure(self, error: OSError) -> StoreFailed:
+        return StoreFailed(f"store: {self._folder}: {error.strerror}", field="store")

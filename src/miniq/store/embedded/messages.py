@@ -45,7 +45,9 @@ class Messages(Part, MessageStore):
     async def put(self, messages: Sequence[Message], put: Put) -> list[str]:
         now, call = put.now, put.call
         if isinstance(messages, PlainBatch):
-            shelf, ids = self._shelf(messages.queue), list(messages.ids)
+            queue, ids = messages.queue, list(messages.ids)
+            # As `_shelf` has it, but for a call less: most sends come this way.
+            shelf = self._core.shelves[queue] if self._commit.refusal is None else self._shelf(queue)
             size = messages.size
             deduped = False
         else:

@@ -1,9 +1,9 @@
 """The files of the commit log: their format, and how they are read after a crash.
 
 A segment is a file that was written with zeros before its use; segments are numbered. It begins with a header, then has
-records, each aligned to 32 bytes: a header with a checksum of its own, the payload, and a byte that is
-not zero. The checksum of a payload is chained over the record before, also from segment to segment. The last record of
-a segment that is followed by another one seals it.
+records, each aligned to 32 bytes: a header with a checksum of its own, the payload, and a byte that is not zero. The
+checksum of a payload is chained over the record before, also from segment to segment. The last record of a segment that
+is followed by another one seals it.
 
 A disk writes sectors of 512 bytes as a whole, in any order, and at a crash some of the last write may be missing. A
 missing sector is all zeros. That is how a torn write differs from damage:
@@ -208,7 +208,7 @@ class LogReader:
         if number != opening.number:
             raise corrupt(path, f"it is segment {opening.number}")
         if opening.log_id != self._log_id:
-            raise corrupt(path, "it is of the log of another store")
+            raise corrupt(path, "it belongs to the log of another store")
         tail = self.tail
         before = tail.segments[-1] if tail.segments else None
         is_applied = not self._sealed if self._applied is None else opening.first - 1 <= self._applied
